@@ -1,0 +1,326 @@
+"""What megatron_lite needs to know, as strict sections. No torch here: configs are checked before anything heavy is loaded.
+
+Keys follow Hugging Face's names where they exist. Batch sizes count sequences, lengths count tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from data_pipeline.errors import Fault
+from data_pipeline.schema import Section
+
+# ----------------------------------------------------------------------------------------------------------------- model
+
+
+class RopeConfig(Section):
+    """Rotary position embedding (Su et al. 2021): angle of pair i at position p is p * theta^(-2i/head_dim), in fp32."""
+
+    theta: float = Field(10000.0, gt=0)
+
+
+class InitConfig(Section):
+    """Initial weights: normal(0, std); projections into the residual stream divided by sqrt(2 * layers) (GPT-2)."""
+
+    std: float = Field(0.02, gt=0)
+    scaled_residual: bool = True
+
+
+class ModelConfig(Section):
+    """A decoder-only Transformer: pre-RMSNorm, RoPE, grouped-query attention, SwiGLU."""
+
+    family: Literal["decoder"] = "decoder"
+    vocab_size: int | Literal["auto"] = "auto"  # auto: the tokenizer's
+    hidden_size: int = Field(256, gt=0)
+    num_hidden_layers: int = Field(4, gt=0)
+    num_attention_heads: int = Field(8, gt=0)
+    num_key_value_heads: int | None = Field(None, gt=0)  # None: as many as attention heads
+    head_dim: int | None = Field(None, gt=0)  # None: hidden_size / num_attention_heads
+    intermediate_size: int = Field(768, gt=0)
+    max_position_embeddings: int = Field(2048, gt=0)
+    tie_word_embeddings: bool = False
+    rms_norm_eps: float = Field(1e-5, gt=0)
+    hidden_dropout: float = Field(0.0, ge=0, lt=1)
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    rope: RopeConfig = RopeConfig()
+    init: InitConfig = InitConfig()
+
+    @field_validator("vocab_size")
+    @classmethod
+    def _vocab(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 2:
+            raise ValueError("at least 2, or auto")
+        return value
+
+    @model_validator(mode="after")
+    def _shapes(self) -> ModelConfig:
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) to divide hidden_size ({self.hidden_size}) | "
+                f"use {_nearest_divisors(self.hidden_size, self.num_attention_heads)} heads, or set head_dim"
+            )
+        if self.head_size % 2:
+            raise ValueError(
+                f"an even head_dim for rotary pairs, not {self.head_size} | choose num_attention_heads or head_dim so that it is even"
+            )
+        if self.num_attention_heads % self.kv_heads:
+            raise ValueError(
+                f"num_key_value_heads ({self.kv_heads}) to divide num_attention_heads ({self.num_attention_heads}) | "
+                f"use {_nearest_divisors(self.num_attention_heads, self.kv_heads)}"
+            )
+        return self
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def vocabulary(self) -> int:
+        """The vocabulary size as a number; a bug of ours where `auto` was not filled in yet."""
+        assert isinstance(self.vocab_size, int), "vocab_size: auto was not resolved"
+        return self.vocab_size
+
+
+# -------------------------------------------------------------------------------------------------------------- parallel
+
+
+class ParallelConfig(Section):
+    """Sizes of the mesh axes; dp is what is left of the world. Changes speed and memory, never the result."""
+
+    tp: int = Field(1, gt=0)
+    pp: int = Field(1, gt=0)
+    cp: int = Field(1, gt=0)
+    ep: int = Field(1, gt=0)
+    sequence_parallel: bool = False
+    zero_stage: Literal[0, 1, 2, 3] = 1
+
+    @field_validator("pp", "cp", "ep")
+    @classmethod
+    def _later(cls, value: int) -> int:
+        if value != 1:
+            raise ValueError("1: this axis is not available yet | use tp and ZeRO")
+        return value
+
+
+# -------------------------------------------------------------------------------------------------------------- training
+
+
+class TrainingConfig(Section):
+    """How long, how much at once, in which precision."""
+
+    steps: int | None = Field(None, gt=0)
+    tokens: int | None = Field(None, gt=0)  # instead of steps: rounded up to whole steps
+    sequence_length: int = Field(256, gt=0)
+    global_batch_size: int = Field(16, gt=0)  # sequences an optimizer step, over all ranks and micro-batches
+    micro_batch_size: int | Literal["auto"] = "auto"  # sequences a forward pass on one data-parallel rank
+    precision: Literal["fp32", "bf16"] = "fp32"
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    engine: Literal["deepspeed", "torch"] = "deepspeed"
+    compile: bool = False
+    deterministic: bool = False
+
+    @field_validator("micro_batch_size")
+    @classmethod
+    def _micro(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("at least 1, or auto")
+        return value
+
+    @model_validator(mode="after")
+    def _length(self) -> TrainingConfig:
+        if (self.steps is None) == (self.tokens is None):
+            raise ValueError("exactly one of steps and tokens | set training.steps (updates) or training.tokens (targets)")
+        return self
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer updates of the whole run."""
+        if self.steps is not None:
+            return self.steps
+        assert self.tokens is not None
+        return -(-self.tokens // (self.global_batch_size * self.sequence_length))
+
+
+class OptimizerConfig(Section):
+    """AdamW (Loshchilov and Hutter 2019); no decay on norms and biases."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: float = Field(1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+    decay_embeddings: bool = True
+    max_grad_norm: float | None = Field(1.0, ge=0)  # global L2 norm; 0 or null: no clipping
+
+    @field_validator("betas", mode="before")
+    @classmethod
+    def _betas(cls, value: object) -> object:
+        pair = tuple(value) if isinstance(value, list) else value
+        if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(b, int | float) and 0 <= b < 1 for b in pair)):
+            raise ValueError("two numbers in [0, 1) | for example [0.9, 0.95]")
+        return tuple(float(b) for b in pair)
+
+    @field_validator("lr", "max_grad_norm", "weight_decay", "eps")
+    @classmethod
+    def _finite(cls, value: float | None) -> float | None:
+        if value is not None and not (abs(value) < float("inf")):
+            raise ValueError("a finite number")
+        return value
+
+
+class SchedulerConfig(Section):
+    """Learning rate over the run: linear warm-up, then the named shape down to min_lr_ratio * lr."""
+
+    name: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_steps: int = Field(0, ge=0)
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+
+
+class CheckpointConfig(Section):
+    """When to save, what to keep, what to start from."""
+
+    interval_steps: int | None = Field(50, gt=0)
+    interval_minutes: float | None = Field(None, gt=0)
+    keep_last: int = Field(2, ge=1)
+    keep_every_steps: int | None = Field(None, gt=0)
+    resume: str = "auto"  # auto | never | a checkpoint folder that seeds an empty run folder
+    allow_fallback: bool = False  # a damaged newest checkpoint: go on from an older good one, and say so
+    init_from: str | None = None  # weights alone, from a run or a checkpoint folder
+
+
+# ------------------------------------------------------------------------------------------------------- across sections
+
+
+def layout_faults(model: ModelConfig, parallel: ParallelConfig, training: TrainingConfig, *, world_size: int) -> list[Fault]:
+    """What of the layout can't be: every fault, each with the nearest sizes that can."""
+    faults: list[Fault] = []
+    heads, kv, tp = model.num_attention_heads, model.kv_heads, parallel.tp
+    if heads % tp:
+        faults.append(Fault("parallel.tp", tp, f"a divisor of model.num_attention_heads ({heads})", f"use {_nearest_divisors(heads, tp)}"))
+    if kv % tp and tp % kv:
+        faults.append(
+            Fault("parallel.tp", tp, f"a divisor or a multiple of model.num_key_value_heads ({kv})", f"use tp {_nearest_divisors(kv, tp)}")
+        )
+    elif tp > kv and model.head_size % (tp // kv):
+        faults.append(
+            Fault("parallel.tp", tp, f"tp / num_key_value_heads ({tp // kv}) to divide head_dim ({model.head_size})", "use a smaller tp")
+        )
+    if model.intermediate_size % tp:
+        faults.append(
+            Fault(
+                "model.intermediate_size",
+                model.intermediate_size,
+                f"a multiple of parallel.tp ({tp})",
+                f"use {_nearest_multiples(model.intermediate_size, tp)}",
+            )
+        )
+    if model.max_position_embeddings < training.sequence_length:
+        faults.append(
+            Fault(
+                "training.sequence_length",
+                training.sequence_length,
+                f"at most model.max_position_embeddings ({model.max_position_embeddings})",
+                "raise that or shorten this",
+            )
+        )
+    if parallel.sequence_parallel:
+        if tp == 1:
+            faults.append(
+                Fault(
+                    "parallel.sequence_parallel",
+                    True,
+                    "tp > 1",
+                    "sequence parallel splits activations over tp; set parallel.tp or switch it off",
+                )
+            )
+        elif training.sequence_length % tp:
+            faults.append(
+                Fault(
+                    "training.sequence_length",
+                    training.sequence_length,
+                    f"a multiple of parallel.tp ({tp}) under sequence_parallel",
+                    f"use {_nearest_multiples(training.sequence_length, tp)}",
+                )
+            )
+    if training.engine == "deepspeed" and training.precision == "bf16" and parallel.zero_stage == 0:
+        faults.append(
+            Fault(
+                "parallel.zero_stage",
+                0,
+                "1, 2 or 3 in bf16",
+                "DeepSpeed 0.19 takes an optimizer step on zero gradients at construction and its norm ignores tp there; stage 1 serves dp = 1 too",
+            )
+        )
+    if training.engine == "torch" and parallel.zero_stage != 0:
+        faults.append(
+            Fault(
+                "parallel.zero_stage",
+                parallel.zero_stage,
+                "0 with training.engine: torch",
+                "the torch engine shards nothing; set parallel.zero_stage=0 or engine deepspeed",
+            )
+        )
+    if world_size % tp:
+        divisors = [size for size in range(1, world_size + 1) if world_size % size == 0 and heads % size == 0]
+        faults.append(
+            Fault(
+                "parallel.tp",
+                tp,
+                f"a divisor of the world ({world_size} processes)",
+                f"start {tp} processes: deepspeed --num_gpus {tp} launcher/train.py ..., or use tp {' or '.join(map(str, divisors))}",
+            )
+        )
+    else:
+        dp, batch = world_size // tp, training.global_batch_size
+        if batch % dp:
+            faults.append(
+                Fault(
+                    "training.global_batch_size",
+                    batch,
+                    f"a multiple of dp ({dp} = {world_size} processes / tp {tp})",
+                    f"use {_nearest_multiples(batch, dp)}",
+                )
+            )
+        elif isinstance(training.micro_batch_size, int) and (batch // dp) % training.micro_batch_size:
+            share = batch // dp
+            faults.append(
+                Fault(
+                    "training.micro_batch_size",
+                    training.micro_batch_size,
+                    f"a divisor of global_batch_size / dp = {share}",
+                    f"use {_nearest_divisors(share, training.micro_batch_size)}",
+                )
+            )
+    return faults
+
+
+def scheduler_faults(scheduler: SchedulerConfig, training: TrainingConfig) -> list[Fault]:
+    """A warm-up that outlasts the run never reaches the learning rate that was asked for."""
+    if scheduler.warmup_steps > training.num_steps:
+        return [
+            Fault(
+                "lr_scheduler.warmup_steps",
+                scheduler.warmup_steps,
+                f"at most the run's {training.num_steps} steps",
+                "shorten the warm-up or lengthen the run",
+            )
+        ]
+    return []
+
+
+def _nearest_divisors(number: int, wanted: int) -> str:
+    divisors = [size for size in range(1, number + 1) if number % size == 0]
+    below = max((size for size in divisors if size <= wanted), default=None)
+    above = min((size for size in divisors if size >= wanted), default=None)
+    return " or ".join(str(size) for size in dict.fromkeys((below, above)) if size is not None)
+
+
+def _nearest_multiples(number: int, factor: int) -> str:
+    below, above = number // factor * factor, -(-number // factor) * factor
+    return " or ".join(str(size) for size in dict.fromkeys((below, above)) if size > 0)
