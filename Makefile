@@ -1,0 +1,55 @@
+# Two commands from a clone: `make quickstart` and `make test`. Both make their own environment in .venv first.
+#   make test PIP_ARGS="--index-url ..."    passed on to pip      PYTHON=python3.12    the interpreter to build on
+
+PYTHON  ?= python3
+VENV    ?= .venv
+PIP_ARGS ?=
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed
+
+.PHONY: install quickstart test prove lint format benchmarks clean help
+
+help:
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
+
+install: $(STAMP)  ## the environment in .venv, the project and its development tools in it
+
+# A torch that the interpreter already has (a cluster's own build) is kept: the environment then sees the system's
+# packages, and the pin on torch is left out.
+$(STAMP): pyproject.toml constraints.txt
+	@if $(PYTHON) -c 'import torch' 2>/dev/null; then \
+	  test -x $(BIN)/python || $(PYTHON) -m venv --system-site-packages $(VENV); \
+	  grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt; \
+	else \
+	  test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \
+	  cp constraints.txt $(VENV)/constraints.txt; \
+	fi
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c $(VENV)/constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+quickstart: install  ## raw text to a trained, stopped, resumed and sampled model, on this machine
+	$(BIN)/mlite quickstart
+
+test: install  ## lint, types and every test that this machine can run; says what it skipped and why
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests
+
+prove: install  ## the full tables into tests/proofs
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.proofs.prove
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmarks: install  ## side by side with peers, in environments of their own
+	$(BIN)/python -m tests.benchmarks.run
+
+clean:
+	rm -rf $(VENV) quickstart build *.egg-info
