@@ -1,0 +1,136 @@
+"""Config sections: if these fail, a typo in a config is ignored, or a value means something else than was written."""
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import Field, model_validator
+
+from data_pipeline.errors import ConfigError
+from data_pipeline.schema import Section, apply_override, compose, parse_yaml, validate
+
+
+class Inner(Section):
+    steps: int = Field(3, gt=0)
+    lr: float = 1.0
+    mode: Literal["auto", "off"] = "auto"
+    micro: int | Literal["auto"] = "auto"
+
+    @model_validator(mode="after")
+    def _rule(self) -> "Inner":
+        if self.steps == 13:
+            raise ValueError("any number but 13 | use 12")
+        return self
+
+
+class Outer(Section):
+    inner: Inner = Inner()
+    items: list[Inner] = []
+
+
+def faults(tree: dict) -> dict[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        validate(Outer, tree)
+    return {fault.field: str(fault) for fault in caught.value.faults}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3e-4", 3e-4),
+        ("1e9", 1e9),
+        ("off", "off"),
+        ("no", "no"),
+        ("on", "on"),
+        ("true", True),
+        ("null", None),
+        ("~", None),
+        ("010", 10),
+        ("1_000", 1000),
+        ("1:30", "1:30"),
+        ("2026-01-01", "2026-01-01"),
+        ("1.5.0", "1.5.0"),
+        ("[1, 2.0]", [1, 2.0]),
+    ],
+)
+def test_scalars_mean_what_they_say(text: str, value: object) -> None:
+    """3e-4 must be a number and `off` a word: YAML 1.1 has both the other way round."""
+    parsed = parse_yaml(text, where="test")
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+def test_all_faults_at_once_each_with_its_remedy() -> None:
+    """A user who fixes one fault and queues again must not meet the next one an hour later."""
+    found = faults({"inner": {"steps": 0, "lrr": 1.0, "mode": "of", "micro": "x"}, "items": [{"step": 1}], "iner": {}})
+    assert set(found) == {"inner.steps", "inner.lrr", "inner.mode", "inner.micro", "items.0.step", "iner"}
+    assert "did you mean inner.lr?" in found["inner.lrr"]
+    assert "did you mean items.0.steps?" in found["items.0.step"]
+    assert "did you mean inner?" in found["iner"]
+    assert "greater than 0" in found["inner.steps"]
+    assert "'auto' or 'off'" in found["inner.mode"]
+    assert "'x'" in found["inner.micro"]
+
+
+def test_rules_of_a_section_give_want_and_fix() -> None:
+    """A rule over several keys is reported like any fault."""
+    assert "any number but 13. use 12" in faults({"inner": {"steps": 13}})["inner"]
+
+
+@pytest.mark.parametrize("value", ["5", 5.5, True, None, [5]])
+def test_nothing_is_converted_silently(value: object) -> None:
+    """A string or boolean where a number belongs is a fault; 5.5 is not 5."""
+    assert "inner.steps" in faults({"inner": {"steps": value}})
+
+
+def test_an_int_may_stand_for_a_float() -> None:
+    """lr: 1 is as good as lr: 1.0."""
+    assert validate(Outer, {"inner": {"lr": 1}}).inner.lr == 1.0
+
+
+def test_overrides_reach_files_and_references_resolve(tmp_path: Path) -> None:
+    """model: FILE, then model.key=value over it, then ${...}: in this order whatever order they are typed in."""
+    (tmp_path / "inner.yaml").write_text("steps: 7\nlr: 3e-4\n")
+    (tmp_path / "run.yaml").write_text("inner: inner.yaml\nitems: [{steps: '${inner.steps}'}]\n")
+    tree = compose(tmp_path / "run.yaml", ["inner.steps=9"], section_names=["inner"])
+    config = validate(Outer, tree)
+    assert (config.inner.steps, config.inner.lr, config.items[0].steps) == (9, 3e-4, 9)
+    (tmp_path / "other.yaml").write_text("steps: 5\n")
+    config = validate(Outer, compose(tmp_path / "run.yaml", ["inner.lr=2", f"inner={tmp_path / 'other.yaml'}"], section_names=["inner"]))
+    assert (config.inner.steps, config.inner.lr) == (5, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "said"),
+    [
+        ("a: 1\na: 2\n", [], "given twice"),
+        ("a: ${b.c}\n", [], "${...} reference"),
+        ("a: [1\n", [], "not valid YAML"),
+        ("- 1\n", [], "mapping of sections"),
+        ("inner: gone.yaml\n", [], "gone.yaml"),
+        ("a: 1\n", ["a"], "section.key=value"),
+        ("a: 1\n", ["a.b=2"], "a mapping"),
+        ("a: 1\n", [".b=2"], "section.key=value"),
+    ],
+)
+def test_bad_files_and_overrides_are_config_errors(tmp_path: Path, text: str, overrides: list[str], said: str) -> None:
+    """Whatever is wrong with the file or an override ends in exit code 2 and one sentence."""
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        compose(tmp_path / "c.yaml", overrides, section_names=["inner"])
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_missing_file_is_a_config_error(tmp_path: Path) -> None:
+    """The path is in the message."""
+    with pytest.raises(ConfigError, match=r"gone\.yaml"):
+        compose(tmp_path / "gone.yaml")
+
+
+def test_override_values_are_yaml() -> None:
+    """a.b=3e-4 is a number, a.b=[1] a list, a.b= the empty string."""
+    tree: dict = {}
+    for override in ("a.x=3e-4", "a.y=[1, two]", "a.z=", "--a.w=true"):
+        apply_override(tree, override)
+    assert tree == {"a": {"x": 3e-4, "y": [1, "two"], "z": "", "w": True}}
