@@ -1,0 +1,323 @@
+"""Files and Hugging Face datasets to documents: one function a format, in a table.
+
+Whatever can't become a document costs itself alone: it comes out as `Rejected`, with a kind and a place, never as a
+missing document. Records are decoded from bytes one by one and split at b"\\n" only.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from data_pipeline.document import Document, document_id, utf8_bytes
+from data_pipeline.errors import DataError
+from data_pipeline.step import Ledger
+from data_pipeline.storage import DamagedStream, open_bytes
+
+BLANK_KINDS = ("blank_line", "empty")  # nothing to lose: counted as dropped, never an error
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A record that became no document: `where` is file:record, `bytes` its raw length."""
+
+    kind: str
+    where: str
+    bytes: int
+
+
+@dataclass(slots=True)
+class ReadOptions:
+    """How to take documents out of a file. `notes` counts what was repaired in documents that were kept."""
+
+    text_field: str = "text"
+    txt_documents: Literal["file", "line"] = "file"
+    notes: Counter[str] = field(default_factory=Counter)
+
+
+Text = str | Rejected
+Records = Iterator[tuple[int, Text]]  # record number from 1, and the text or why there is none
+
+
+def read_file(
+    path: str,
+    *,
+    source: str,
+    name: str | None = None,
+    format: str = "auto",
+    text_field: str = "text",
+    txt_documents: Literal["file", "line"] = "file",
+    notes: Counter[str] | None = None,
+) -> Iterator[Document | Rejected]:
+    """Documents of one file, in order, with the records that are none.
+
+    `name` is the file's name relative to its root (default: its last part); ids are made of it. `format` is a key of
+    FORMATS, or auto: by the file's name. `notes` counts repairs: bom_stripped, surrogates_replaced.
+    Raises DataError when the format can't be told or a parquet file has no such column.
+    """
+    name = Path(path).name if name is None else name
+    options = ReadOptions(text_field, txt_documents, Counter() if notes is None else notes)
+    read = FORMATS[format_of(path) if format == "auto" else format]
+    for number, text in read(path, options):
+        if isinstance(text, Rejected):
+            yield text
+        else:
+            yield _document(text, source, name, number, where=f"{path}:{number}", notes=options.notes)
+
+
+def count_read(
+    items: Iterator[Document | Rejected], ledger: Ledger, *, source: str, stage: str = "read", strict: bool = False
+) -> Iterator[Document]:
+    """Pass the documents on and write everything into the ledger. With `strict`, the first error raises DataError."""
+    tally = ledger.tally(stage, source)
+    for item in items:
+        if isinstance(item, Document):
+            tally.keep(utf8_bytes(item.text))
+            yield item
+        elif item.kind in BLANK_KINDS:
+            tally.drop(item.kind, item.bytes)
+        elif strict:
+            raise DataError(
+                f"{item.where}: {item.kind.replace('_', ' ')} ({item.bytes:,} bytes). Mend it, or allow errors to count and skip such records"
+            )
+        else:
+            tally.error(item.kind, item.bytes, where=item.where)
+
+
+def format_of(path: str) -> str:
+    """The key of FORMATS that the name tells, whatever the compression; names that tell nothing are txt.
+
+    Raises DataError for formats that hold text but aren't read here, so that they don't pass as text.
+    """
+    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
+    while suffixes and suffixes[-1] in (".gz", ".zst", ".zstd"):
+        suffixes.pop()
+    last = suffixes[-1] if suffixes else ""
+    if last in _NOT_READ:
+        raise DataError(
+            f"{path}: {last} files are not read. Convert it to .jsonl, .parquet or .txt, or name its format in the config if the name is wrong"
+        )
+    return _BY_SUFFIX.get(last, "txt")
+
+
+_BY_SUFFIX = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
+_NOT_READ = {
+    *(
+        ".csv",
+        ".tsv",
+        ".arrow",
+        ".feather",
+        ".avro",
+        ".orc",
+        ".warc",
+        ".wet",
+        ".bin",
+        ".idx",
+        ".npy",
+        ".npz",
+        ".pkl",
+        ".pt",
+        ".safetensors",
+    ),
+    *(".zip", ".tar", ".tgz", ".bz2", ".xz", ".lz4", ".7z", ".rar", ".pdf", ".doc", ".docx", ".odt", ".epub", ".png", ".jpg", ".jpeg"),
+}
+
+
+def _document(text: str, source: str, name: str, number: int, *, where: str, notes: Counter[str]) -> Document | Rejected:
+    if not text or text.isspace():
+        return Rejected("empty", where, utf8_bytes(text))
+    if not text.isascii():
+        text, replaced = _SURROGATE.subn("\ufffd", text)  # JSON can spell lone surrogates; UTF-8 and tokenizers can't
+        if replaced:
+            notes["surrogates_replaced"] += replaced
+    return Document(document_id(source, name, number), text, source, {"file": name, "record": number})
+
+
+# ------------------------------------------------------------------------------------------------- formats
+
+
+def _read_txt(path: str, options: ReadOptions) -> Records:
+    """The file is one document, or each of its lines is. A damaged file is rejected whole, since half a document is none."""
+    if options.txt_documents == "line":
+        for number, line in _lines(path, options.notes):
+            yield number, line if isinstance(line, Rejected) else _decode(line.removesuffix(b"\r"), f"{path}:{number}")
+        return
+    parts: list[bytes] = []
+    try:
+        with open_bytes(path) as file:
+            parts.extend(_chunks(file))
+    except DamagedStream as damage:
+        yield 1, Rejected(damage.kind, f"{path}:1", sum(map(len, parts)))
+        return
+    yield 1, _decode(_without_bom(b"".join(parts), options.notes), f"{path}:1")
+
+
+def _read_jsonl(path: str, options: ReadOptions) -> Records:
+    for number, line in _lines(path, options.notes):
+        yield number, line if isinstance(line, Rejected) else _json_text(line, f"{path}:{number}", options.text_field)
+
+
+def _json_text(line: bytes, where: str, text_field: str) -> Text:
+    if not line.strip():
+        return Rejected("blank_line", where, len(line))
+    decoded = _decode(line, where)
+    if isinstance(decoded, Rejected):
+        return decoded
+    try:
+        record = json.loads(decoded)
+    except (ValueError, RecursionError):  # the second from [[[[...
+        return Rejected("invalid_json", where, len(line))
+    if not isinstance(record, dict):
+        return Rejected("not_an_object", where, len(line))
+    if text_field not in record:
+        return Rejected("no_text_field", where, len(line))
+    text = record[text_field]
+    return text if isinstance(text, str) else Rejected("text_not_string", where, len(line))
+
+
+def _read_parquet(path: str, options: ReadOptions) -> Records:
+    """Rows of one column, 1,024 at a time. A file that pyarrow can't go on with is one error; its rows before that are kept."""
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with _seekable(path) as file:
+            parquet = pyarrow.parquet.ParquetFile(file)
+            columns = parquet.schema_arrow.names
+            if options.text_field not in columns:
+                raise DataError(f"{path} has no column {options.text_field!r}; set text_field to one of: {', '.join(columns)}")
+            for batch in parquet.iter_batches(batch_size=1024, columns=[options.text_field]):
+                for value in _raw_strings(batch.column(0)):
+                    number += 1
+                    where = f"{path}:{number}"
+                    yield number, _decode(value, where) if isinstance(value, bytes) else Rejected("text_not_string", where, 0)
+    except DamagedStream as damage:
+        yield number + 1, Rejected(damage.kind, f"{path}:{number + 1}", 0)
+    except (pyarrow.ArrowException, OSError):
+        yield number + 1, Rejected("corrupt", f"{path}:{number + 1}", 0)
+
+
+def _raw_strings(array: Any) -> list[bytes | None]:
+    """The column's values before anyone decodes them: pyarrow would give up on the batch at the first bad byte."""
+    import pyarrow
+
+    kinds = pyarrow.types
+    if kinds.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if kinds.is_string(array.type) or kinds.is_large_string(array.type):
+        array = array.cast(pyarrow.large_binary())
+    is_bytes = kinds.is_binary(array.type) or kinds.is_large_binary(array.type)
+    values: list[bytes | None] = array.to_pylist() if is_bytes else [None] * len(array)
+    return values
+
+
+FORMATS: dict[str, Callable[[str, ReadOptions], Records]] = {"txt": _read_txt, "jsonl": _read_jsonl, "parquet": _read_parquet}
+
+
+# --------------------------------------------------------------------------------------------------- bytes
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    return iter(lambda: file.read1(_CHUNK_BYTES), b"")  # type: ignore[attr-defined]
+
+
+def _lines(path: str, notes: Counter[str]) -> Iterator[tuple[int, bytes | Rejected]]:
+    """Lines without their b"\\n", numbered from 1, the last one with or without it. Linear in a line's length.
+
+    In a damaged file the lines that are whole come, then one Rejected for the rest.
+    """
+    number, pending = 1, list[bytes]()
+    try:
+        with open_bytes(path) as file:
+            for chunk in _chunks(file):
+                head, *rest = chunk.split(b"\n")
+                pending.append(head)
+                for piece in rest:
+                    line = b"".join(pending)
+                    yield number, _without_bom(line, notes) if number == 1 else line
+                    number, pending = number + 1, [piece]
+    except DamagedStream as damage:
+        yield number, Rejected(damage.kind, f"{path}:{number}", sum(map(len, pending)))
+        return
+    if line := b"".join(pending):
+        yield number, _without_bom(line, notes) if number == 1 else line
+
+
+def _without_bom(data: bytes, notes: Counter[str]) -> bytes:
+    if not data.startswith(codecs.BOM_UTF8):
+        return data
+    notes["bom_stripped"] += 1
+    return data[len(codecs.BOM_UTF8) :]
+
+
+def _decode(data: bytes, where: str) -> Text:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return Rejected("invalid_utf8", where, len(data))
+
+
+def _seekable(path: str) -> IO[bytes]:
+    """The decompressed file, copied to a temporary one where it is compressed: parquet begins at its end."""
+    file = open_bytes(path)
+    if file.seekable():
+        return file
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
+    with file:
+        for chunk in _chunks(file):
+            copy.write(chunk)
+    copy.seek(0)
+    return copy
+
+
+# ------------------------------------------------------------------------------------ Hugging Face datasets
+
+
+def read_dataset(
+    path: str,
+    *,
+    source: str,
+    config_name: str | None = None,
+    split: str = "train",
+    text_field: str = "text",
+    streaming: bool = True,
+    notes: Counter[str] | None = None,
+) -> Iterator[Document | Rejected]:
+    """Documents of one split of a dataset: a name on the Hub, a local folder of data files, or a folder from save_to_disk.
+
+    Raises DataError when it can't be loaded, has no such split or no such column.
+    """
+    name = "/".join(filter(None, [Path(path).name if Path(path).is_dir() else path, config_name, split]))
+    notes = Counter() if notes is None else notes
+    for number, record in enumerate(_records(path, config_name, split, streaming), start=1):
+        where = f"{name}:{number}"
+        if text_field not in record:
+            raise DataError(f"dataset {name} has no column {text_field!r}; set text_field to one of: {', '.join(record)}")
+        text = record[text_field]
+        if isinstance(text, str):
+            yield _document(text, source, name, number, where=where, notes=notes)
+        else:
+            yield Rejected("text_not_string", where, 0)
+
+
+def _records(path: str, config_name: str | None, split: str, streaming: bool) -> Iterator[dict[str, Any]]:
+    import datasets
+
+    try:
+        if Path(path, "state.json").is_file() or Path(path, "dataset_dict.json").is_file():
+            loaded: Any = datasets.load_from_disk(path)
+            yield from loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
+        else:
+            yield from datasets.load_dataset(path, config_name, split=split, streaming=streaming)
+    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"can't read dataset {path} (config {config_name}, split {split}): {error}") from error

@@ -1,0 +1,350 @@
+"""Files: list and open them wherever they are, write them so that what exists is whole, check their bytes.
+
+Local paths and fsspec URLs (anything with `://`) are read; only local paths are written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from glob import glob, has_magic
+from pathlib import Path
+from typing import IO, Any
+
+import xxhash
+
+from data_pipeline.errors import DataError
+
+BLOCK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 16  # compressed; one chunk may decode to a thousand times as much
+_GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + nibble]) + b"\x2a\x4d\x18" for nibble in range(16)))  # frames, and skippable ones
+
+
+class DamagedStream(DataError):
+    """A compressed stream that is cut off (`kind` "truncated") or doesn't decode ("corrupt"). Bytes before it were delivered."""
+
+    def __init__(self, message: str, *, kind: str) -> None:
+        self.kind = kind
+        super().__init__(message)
+
+
+# ------------------------------------------------------------------------------------------------- listing
+
+
+def list_files(patterns: str | Sequence[str]) -> list[str]:
+    """Files that the patterns name, sorted, each once: a file, a folder (all of it, recursively), a glob with `**`.
+
+    Names that begin with a dot are left out of folders and globs. Raises DataError naming a pattern that matches nothing.
+    """
+    return [path for path, _ in named_files(patterns)]
+
+
+def named_files(patterns: str | Sequence[str]) -> list[tuple[str, str]]:
+    """(path, name) of each file of `list_files`, by name. The name is relative to the folder that the patterns have in
+    common before any wildcard, so it survives a move of the whole folder and doesn't depend on which other files exist."""
+    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    if not patterns:
+        raise DataError("no files are named: give a file, a folder or a pattern such as raw/*.jsonl")
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        matched = _match_url(pattern) if is_url(pattern) else _match_local(pattern)
+        if not matched:
+            raise DataError(f"no file matches {pattern!r} ({_why_nothing(pattern)})")
+        found.update(dict.fromkeys(matched))
+    local_roots = [_root(pattern) for pattern in patterns if not is_url(pattern)]
+    base = os.path.commonpath(local_roots) if local_roots else ""
+    return sorted(((path, path if is_url(path) else os.path.relpath(path, base)) for path in found), key=lambda pair: (pair[1], pair[0]))
+
+
+def is_url(path: str) -> bool:
+    return "://" in path
+
+
+def _root(pattern: str) -> str:
+    path = Path(pattern).expanduser().absolute()
+    if path.is_dir():
+        return str(path)
+    while has_magic(str(path)) and not path.exists():
+        path = path.parent
+    return str(path.parent if path.is_file() else path)
+
+
+def _match_local(pattern: str) -> list[str]:
+    path = Path(pattern).expanduser()
+    if path.is_file():
+        return [str(path)]
+    if path.is_dir():
+        return list(_walk(path))
+    matched: list[str] = []
+    for name in glob(str(path), recursive=True):  # noqa: PTH207 (Path.glob ends `**` at folders and needs a root)
+        if Path(name).is_file():
+            matched.append(name)
+        elif "**" not in pattern:
+            matched.extend(_walk(Path(name)))
+    return matched
+
+
+def _walk(folder: Path) -> Iterator[str]:
+    """Files under the folder; links to folders are followed, each real folder once."""
+    seen: set[str] = set()
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        paths = (Path(parent, name) for name in sorted(files) if not name.startswith("."))
+        yield from (str(path) for path in paths if path.is_file())
+
+
+def _match_url(pattern: str) -> list[str]:
+    import fsspec
+
+    filesystem, path = fsspec.core.url_to_fs(pattern)
+    try:
+        if has_magic(path):
+            matched = [name for name in filesystem.glob(path) if filesystem.isfile(name)]
+        elif filesystem.isdir(path):
+            matched = filesystem.find(path)
+        else:
+            matched = [path] if filesystem.exists(path) else []
+    except OSError as error:
+        raise DataError(f"can't list {pattern}: {error}") from None
+    return [filesystem.unstrip_protocol(name) for name in matched if not name.rpartition("/")[2].startswith(".")]
+
+
+def _why_nothing(pattern: str) -> str:
+    if is_url(pattern):
+        return "check the address and the rights to read it"
+    path = Path(pattern).expanduser().absolute() / "*"
+    return f"the nearest folder that exists is {next(parent for parent in path.parents if parent.is_dir())}"
+
+
+# ------------------------------------------------------------------------------------------------- reading
+
+
+def open_bytes(path: str | Path) -> IO[bytes]:
+    """Open for reading; gzip and zstd are recognised by their first bytes, never by the name, and may have several members.
+
+    `read1` delivers every byte that could be decoded before DamagedStream is raised.
+    """
+    name = str(path)
+    try:
+        if is_url(name):
+            import fsspec
+
+            opened: Any = fsspec.open(name, "rb").open()
+        else:
+            opened = open(name, "rb")  # noqa: SIM115 (the caller closes it)
+    except FileNotFoundError:
+        raise DataError(f"{name} does not exist") from None
+    except OSError as error:
+        raise DataError(f"can't read {name}: {error.strerror or error}") from None
+    source = opened if isinstance(opened, io.BufferedReader) else io.BufferedReader(opened)
+    magic = source.peek(4)[:4]
+    if magic.startswith(_GZIP_MAGIC) or magic in _ZSTD_MAGICS:
+        return io.BufferedReader(_Decompressed(source, name, gzip=magic.startswith(_GZIP_MAGIC)), buffer_size=1 << 18)
+    return source
+
+
+class _Decompressed(io.RawIOBase):
+    """The decoded bytes of a gzip or zstd file. The standard readers either lose the bytes before a cut (gzip under a
+    buffer) or don't notice it at all (zstd), so members are decoded one by one here."""
+
+    def __init__(self, source: io.BufferedReader, name: str, *, gzip: bool) -> None:
+        self._source, self._name, self._gzip = source, name, gzip
+        self._decoder: Any = None  # of the member being read; None between members
+        self._held = memoryview(b"")
+        self._failure: DamagedStream | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._held:
+            if self._failure is not None:
+                raise self._failure
+            decoded = self._next()
+            if decoded is None:
+                return 0
+            self._held = memoryview(decoded)
+        count = min(len(buffer), len(self._held))
+        buffer[:count] = self._held[:count]
+        self._held = self._held[count:]
+        return count
+
+    def _next(self) -> bytes | None:
+        """Decoded bytes, perhaps none; None at the end of the file."""
+        data = self._source.read1(_CHUNK_BYTES)
+        if not data:
+            return None if self._decoder is None else self._fail("truncated", "the compressed data is cut off")
+        decoded: list[bytes] = []
+        while data:
+            if self._decoder is None:
+                if self._gzip and not data.strip(b"\0"):  # padding after the last member, as tapes and block devices leave it
+                    break
+                self._decoder = zlib.decompressobj(wbits=31) if self._gzip else _zstd_decoder()
+            try:
+                decoded.append(self._decoder.decompress(data))
+            except Exception as error:  # zlib.error and zstandard.ZstdError have no common base
+                decoded.append(self._fail("corrupt", str(error)))
+                break
+            data = b""
+            if self._decoder.eof:
+                data, self._decoder = self._decoder.unused_data, None
+        return b"".join(decoded)
+
+    def _fail(self, kind: str, why: str) -> bytes:
+        """Raise at the next read, after what was decoded has been delivered."""
+        self._failure = DamagedStream(f"{self._name} is {kind}: {why}; what stood before it was read", kind=kind)
+        return b""
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
+
+
+def _zstd_decoder() -> Any:
+    import zstandard
+
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+
+
+# ------------------------------------------------------------------------------------------------- writing
+
+
+def fsync_folder(path: str | Path) -> None:
+    """Make the names in a folder durable (a rename is not, before this)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
+    """A binary file to write; `path` holds all of it after the block, or what it held before if the block raises."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}-{os.urandom(3).hex()}")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(target.parent)
+
+
+@contextmanager
+def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
+    """An empty folder to fill; it becomes `path` after the block, whole and durable, or nothing does.
+
+    Raises FileExistsError where `path` exists, unless `replace`, which takes the old one away just before the rename.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
+    if target.exists() and not replace:
+        raise FileExistsError(f"{target} exists")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        _fsync_tree(temporary)
+        old = target.with_name(f"{target.name}.tmp-{os.getpid()}-old")
+        if target.exists():
+            target.rename(old)
+        temporary.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    fsync_folder(target.parent)
+
+
+def remove_leftovers(path: str | Path) -> int:
+    """Delete what killed writers of `path` left beside it; returns how many. Call it only while nobody else can be writing."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        return 0
+    leftovers = [entry for entry in target.parent.iterdir() if entry.name.removeprefix(".").startswith(f"{target.name}.tmp-")]
+    for entry in leftovers:
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    return len(leftovers)
+
+
+def _fsync_tree(folder: Path) -> None:
+    for parent, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            with open(Path(parent, name), "rb") as file:
+                os.fsync(file.fileno())
+        fsync_folder(parent)
+
+
+# ------------------------------------------------------------------------------------------------ checking
+
+
+def sha256_file(path: str | Path) -> str:
+    """Hex sha256 of the file's bytes as stored (compressed files aren't opened up)."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(BLOCK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def block_checksums(
+    data: str | Path | bytes | memoryview, block_bytes: int = BLOCK_BYTES, *, start: int = 0, length: int | None = None
+) -> list[int]:
+    """xxh3_64 of each block of the file's (or the buffer's) bytes [start, start + length); the last may be short."""
+    return [xxhash.xxh3_64_intdigest(block) for block in _blocks(data, block_bytes, start=start, length=length)]
+
+
+def verify_blocks(
+    path: str | Path, checksums: Sequence[int], block_bytes: int = BLOCK_BYTES, *, start: int = 0, blocks: Iterable[int] | None = None
+) -> None:
+    """Check blocks (all, or those numbered) of a region that begins at byte `start` and ends with the file's last checked block.
+
+    Raises DataError naming the file, the block and its bytes; a file too short for its checksums is named as truncated.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        for block in range(len(checksums)) if blocks is None else blocks:
+            first = start + block * block_bytes
+            file.seek(first)
+            data = file.read(block_bytes)
+            if not data:
+                raise DataError(f"{path} is truncated: block {block} should begin at byte {first:,}, the file has {size:,} bytes")
+            check_block(data, checksums[block], path=path, block=block, first=first)
+
+
+def check_block(data: bytes | memoryview, checksum: int, *, path: str | Path, block: int, first: int) -> None:
+    """Raises DataError unless the block's bytes, which stand at byte `first` of the file, have this checksum."""
+    if xxhash.xxh3_64_intdigest(data) != checksum:
+        raise DataError(f"{path} is damaged: block {block} (bytes {first:,} to {first + len(data) - 1:,}) does not match its checksum")
+
+
+def _blocks(data: str | Path | bytes | memoryview, block_bytes: int, *, start: int, length: int | None) -> Iterator[bytes | memoryview]:
+    if isinstance(data, (bytes, memoryview)):
+        view = memoryview(data).cast("B")
+        end = len(view) if length is None else start + length
+        yield from (view[first : min(first + block_bytes, end)] for first in range(start, end, block_bytes))
+        return
+    with open(data, "rb") as file:
+        file.seek(start)
+        left = os.fstat(file.fileno()).st_size - start if length is None else length
+        while left > 0 and (block := file.read(min(block_bytes, left))):
+            left -= len(block)
+            yield block
