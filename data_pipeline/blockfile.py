@@ -1,0 +1,187 @@
+"""One self-describing, checksummed container for everything that training reads: shards of tokens and packing plans.
+
+    header    4096 bytes: magic, version, length of the JSON, the JSON (kind, meta, where each array lies), zeros
+    data      the arrays one after another, each starting at a multiple of 64 bytes
+    checksums uint64 of the header, then of every 1 MiB block of the data (xxh3, little-endian)
+    end       uint64 of the checksums, then the end magic
+
+A block is verified when something in it is first read, so a flipped byte anywhere is found before it is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import xxhash
+
+from data_pipeline.errors import DataError
+from data_pipeline.storage import BLOCK_BYTES, atomic_write
+
+MAGIC = b"MLITEBLK"
+END_MAGIC = b"MLITEEND"
+FORMAT_VERSION = 1
+HEADER_BYTES = 4096
+ALIGN_BYTES = 64
+REMEDY = "Restore the file from a copy, or delete the folder and build it again."
+
+
+class BlockWriter:
+    """Appends arrays to an open file; `meta` may be filled until the file is closed."""
+
+    def __init__(self, file: IO[bytes], *, kind: str) -> None:
+        self.meta: dict[str, Any] = {}
+        self._file, self._kind = file, kind
+        self._arrays: dict[str, dict[str, Any]] = {}
+        self._open: str | None = None
+        self._bytes = 0
+        self._hash = xxhash.xxh3_64()
+        self._checksums: list[int] = []
+        file.write(b"\0" * HEADER_BYTES)
+
+    def begin(self, name: str, dtype: np.dtype[Any] | str) -> None:
+        """Start a one-dimensional array that `append` makes longer."""
+        assert name not in self._arrays, name
+        self._write(b"\0" * (-self._bytes % ALIGN_BYTES))
+        self._arrays[name] = {"dtype": _spelled(np.dtype(dtype)), "length": 0, "offset": self._bytes}
+        self._open = name
+
+    def append(self, values: np.ndarray) -> None:
+        assert self._open is not None
+        entry = self._arrays[self._open]
+        values = np.ascontiguousarray(values)
+        assert _spelled(values.dtype) == entry["dtype"], (values.dtype, entry["dtype"])
+        entry["length"] += values.size
+        self._write(values.tobytes())
+
+    def add(self, name: str, values: np.ndarray) -> None:
+        """A whole array at once."""
+        self.begin(name, values.dtype)
+        self.append(values)
+
+    def _write(self, chunk: bytes) -> None:
+        self._file.write(chunk)
+        view = memoryview(chunk)
+        while len(view):
+            room = BLOCK_BYTES - self._bytes % BLOCK_BYTES
+            part = view[:room]
+            self._hash.update(part)
+            self._bytes += len(part)
+            view = view[room:]
+            if self._bytes % BLOCK_BYTES == 0:
+                self._end_block()
+
+    def _end_block(self) -> None:
+        self._checksums.append(self._hash.intdigest())
+        self._hash = xxhash.xxh3_64()
+
+    def finish(self) -> None:
+        if self._bytes % BLOCK_BYTES:
+            self._end_block()
+        described = {"kind": self._kind, "meta": self.meta, "arrays": self._arrays, "data_bytes": self._bytes, "block_bytes": BLOCK_BYTES}
+        text = json.dumps(described, sort_keys=True, separators=(",", ":")).encode()
+        assert len(text) <= HEADER_BYTES - 16, "the header holds numbers and names only; lists belong in arrays"
+        header = MAGIC + FORMAT_VERSION.to_bytes(4, "little") + len(text).to_bytes(4, "little") + text
+        header += b"\0" * (HEADER_BYTES - len(header))
+        table = np.array([xxhash.xxh3_64_intdigest(header), *self._checksums], dtype="<u8").tobytes()
+        self._file.write(table + xxhash.xxh3_64_intdigest(table).to_bytes(8, "little") + END_MAGIC)
+        self._file.seek(0)
+        self._file.write(header)
+
+
+@contextmanager
+def write_blockfile(path: str | Path, *, kind: str) -> Iterator[BlockWriter]:
+    """Write a container atomically: it appears at `path` complete and synced, or not at all."""
+    with atomic_write(str(path)) as file:
+        writer = BlockWriter(file, kind=kind)
+        yield writer
+        writer.finish()
+
+
+class BlockFile:
+    """A container opened for reading: arrays are read-only views of the mapped file, verified block by block."""
+
+    def __init__(self, path: str | Path, *, kind: str) -> None:
+        self.path = Path(path)
+        try:
+            size = self.path.stat().st_size
+            self._map = np.memmap(self.path, dtype=np.uint8, mode="r").view(np.ndarray) if size else np.zeros(0, dtype=np.uint8)
+        except OSError as error:
+            raise DataError(f"{self.path}: can't be opened ({error.strerror or error}). {REMEDY}") from None
+        if size < HEADER_BYTES + 24 or self._map[:8].tobytes() != MAGIC:
+            raise DataError(f"{self.path}: not a file of ours, or cut off at {size} bytes: the first 8 bytes should be {MAGIC!r}. {REMEDY}")
+        version = int.from_bytes(self._map[8:12].tobytes(), "little")
+        if version != FORMAT_VERSION:
+            raise DataError(
+                f"{self.path}: format version {version}, this program reads version {FORMAT_VERSION}. Build the data again, or use the program that wrote it."
+            )
+        described = self._header()
+        self.meta: dict[str, Any] = described["meta"]
+        self.data_bytes: int = described["data_bytes"]
+        self._arrays: dict[str, dict[str, Any]] = described["arrays"]
+        num_blocks = -(-self.data_bytes // BLOCK_BYTES)
+        wanted = HEADER_BYTES + self.data_bytes + 8 * (num_blocks + 1) + 16
+        if size != wanted:
+            raise DataError(f"{self.path}: {size} bytes long, its header says {wanted}: the file was cut off or written to. {REMEDY}")
+        table = self._map[HEADER_BYTES + self.data_bytes : wanted - 16].tobytes()
+        if self._map[wanted - 16 : wanted - 8].tobytes() != xxhash.xxh3_64_intdigest(table).to_bytes(8, "little"):
+            raise DataError(
+                f"{self.path}: the checksum table (bytes {HEADER_BYTES + self.data_bytes} to {wanted - 16}) is damaged. {REMEDY}"
+            )
+        if self._map[wanted - 8 :].tobytes() != END_MAGIC:
+            raise DataError(f"{self.path}: the last 8 bytes (from byte {wanted - 8}) are damaged. {REMEDY}")
+        self._checksums = np.frombuffer(table, dtype="<u8")[1:]
+        if xxhash.xxh3_64_intdigest(self._map[:HEADER_BYTES].tobytes()) != int(np.frombuffer(table, dtype="<u8")[0]):
+            raise DataError(f"{self.path}: the header (bytes 0 to {HEADER_BYTES}) is damaged. {REMEDY}")
+        self._verified = np.zeros(num_blocks, dtype=bool)
+        if described["kind"] != kind:
+            raise DataError(f"{self.path}: holds a {described['kind']}, wanted a {kind}. Check the path.")
+
+    def _header(self) -> dict[str, Any]:
+        length = int.from_bytes(self._map[12:16].tobytes(), "little")
+        try:
+            described = json.loads(self._map[16 : 16 + min(length, HEADER_BYTES - 16)].tobytes())
+            for key, kind in (("meta", dict), ("arrays", dict), ("data_bytes", int), ("kind", str)):
+                if not isinstance(described[key], kind):
+                    raise ValueError(key)
+        except (ValueError, KeyError, TypeError):
+            raise DataError(f"{self.path}: the header (bytes 0 to {HEADER_BYTES}) is damaged. {REMEDY}") from None
+        return described  # type: ignore[no-any-return]
+
+    def length(self, name: str) -> int:
+        return int(self._arrays[name]["length"])
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Elements start to stop of an array, every block that they lie in verified. Raises DataError naming file and bytes."""
+        entry = self._arrays[name]
+        dtype = _parsed(entry["dtype"])
+        stop = entry["length"] if stop is None else stop
+        assert 0 <= start <= stop <= entry["length"], (self.path, name, start, stop, entry["length"])
+        first, last = entry["offset"] + start * dtype.itemsize, entry["offset"] + stop * dtype.itemsize
+        self._verify(first, last)
+        return self._map[HEADER_BYTES + first : HEADER_BYTES + last].view(dtype)
+
+    def _verify(self, first: int, last: int) -> None:
+        for block in range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES)):
+            if self._verified[block]:
+                continue
+            low, high = HEADER_BYTES + block * BLOCK_BYTES, HEADER_BYTES + min((block + 1) * BLOCK_BYTES, self.data_bytes)
+            if xxhash.xxh3_64_intdigest(self._map[low:high].data) != int(self._checksums[block]):
+                raise DataError(f"{self.path}: block {block} (bytes {low} to {high}) does not match its checksum. {REMEDY}")
+            self._verified[block] = True
+
+    def verify(self) -> None:
+        """Check every block now."""
+        self._verify(0, self.data_bytes)
+
+
+def _spelled(dtype: np.dtype[Any]) -> Any:
+    return [[name, dtype[name].str] for name in dtype.names] if dtype.names else dtype.newbyteorder("<").str
+
+
+def _parsed(spelled: Any) -> np.dtype[Any]:
+    return np.dtype([(name, part) for name, part in spelled]) if isinstance(spelled, list) else np.dtype(spelled)

@@ -1,0 +1,124 @@
+"""A finished dataset folder, opened: its tokenizer's facts, its sources, their documents. Light: numpy only."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from data_pipeline.errors import DataError
+from data_pipeline.manifest import Manifest, SourceEntry, read_manifest
+from data_pipeline.packing import Method
+from data_pipeline.plans import Plan, PlanKey, make_plan, open_plan
+from data_pipeline.shards import Shard, Vocabulary, check_shards
+
+
+class TokenSource:
+    """One source of one split: documents numbered through its shards in order."""
+
+    def __init__(self, folder: Path, entry: SourceEntry, *, vocabulary: Vocabulary, manifest_hash: str) -> None:
+        self.folder, self.entry = folder, entry
+        self.name, self.split, self.hash = entry.name, entry.split, entry.hash
+        self.num_documents, self.num_tokens, self.text_bytes = entry.documents, entry.tokens, entry.text_bytes
+        self._vocabulary, self._manifest_hash = vocabulary, manifest_hash
+        ends = np.cumsum([shard.documents for shard in entry.shards]).tolist()
+        self._first_documents: list[int] = [0, *ends]
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        """All shards, opened and compared with the manifest. Raises DataError naming one that doesn't belong."""
+        shards = []
+        for entry in self.entry.shards:
+            shard = Shard(self.folder / entry.file)
+            if (shard.num_documents, shard.num_tokens) != (entry.documents, entry.tokens):
+                raise DataError(
+                    f"{shard.path}: holds {shard.num_documents} documents and {shard.num_tokens} tokens, the manifest says {entry.documents} and {entry.tokens}. "
+                    "Restore the file from a copy, or build the dataset again."
+                )
+            shards.append(shard)
+        check_shards(shards, self._vocabulary)
+        return shards
+
+    def find(self, document: int) -> tuple[Shard, int]:
+        """The shard of a document, and its number there."""
+        assert 0 <= document < self.num_documents, (document, self.num_documents)
+        shard = bisect_right(self._first_documents, document) - 1
+        return self.shards[shard], document - self._first_documents[shard]
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each document, its end included; int64."""
+        return np.concatenate([np.diff(shard.offsets) for shard in self.shards]) if self.shards else np.zeros(0, dtype=np.int64)
+
+    def plan(self, sequence_length: int, method: Method) -> Plan:
+        """The packing plan; made and kept beside the shards where it is missing or of other data."""
+        key = PlanKey(
+            source=self.name,
+            split=self.split,
+            source_hash=self.hash,
+            manifest_hash=self._manifest_hash,
+            sequence_length=sequence_length,
+            method=method,
+        )
+        folder = self.folder / "packing"
+        return open_plan(folder, key) or make_plan(folder, key, self.lengths())
+
+
+class Dataset:
+    """A dataset folder. Opening reads the manifest and checks its hash; shards are opened when rows are."""
+
+    def __init__(self, path: Path, manifest: Manifest, manifest_hash: str) -> None:
+        self.path, self.manifest, self.manifest_hash = path, manifest, manifest_hash
+        self.vocabulary = manifest.vocabulary
+        opened = [TokenSource(path, entry, vocabulary=manifest.vocabulary, manifest_hash=manifest_hash) for entry in manifest.sources]
+        self.sources = [source for source in opened if source.split == "train"]
+        self.validation = [source for source in opened if source.split == "validation"]
+
+    @classmethod
+    def open(cls, path: str | Path) -> Dataset:
+        """Raises DataError if the folder is no finished dataset or its manifest was changed."""
+        folder = Path(path)
+        return cls(folder, *read_manifest(folder))
+
+    def split(self, name: str) -> list[TokenSource]:
+        return self.sources if name == "train" else self.validation
+
+    @property
+    def vocab_size(self) -> int:
+        return self.vocabulary.size
+
+    @property
+    def eod_id(self) -> int:
+        return self.vocabulary.eod_id
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.vocabulary.bos_id
+
+    @property
+    def tokenizer_hash(self) -> str:
+        return self.vocabulary.tokenizer_hash
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.path / "tokenizer.json"
+
+    @property
+    def identity(self) -> str:
+        """sha256 over the hashes of all its sources: what was trained on."""
+        return hashlib.sha256("".join(source.hash for source in [*self.sources, *self.validation]).encode()).hexdigest()
+
+    @cached_property
+    def token_bytes(self) -> np.ndarray:
+        """UTF-8 bytes that each token id stands for, uint16[vocab]; 0 for special tokens. For bits per byte."""
+        path = self.path / "token_bytes.npy"
+        try:
+            table = np.load(path, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} can't be read ({error}). Restore it from a copy, or build the dataset again.") from None
+        digest = hashlib.sha256(table.tobytes()).hexdigest()
+        if table.shape != (self.vocab_size,) or digest != self.manifest.tokenizer.get("token_bytes_hash"):
+            raise DataError(f"{path} is not the table that the manifest names. Restore it from a copy, or build the dataset again.")
+        return table

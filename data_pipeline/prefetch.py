@@ -1,0 +1,55 @@
+"""Rows of the coming batches, read by threads while the model computes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Protocol
+
+from data_pipeline.rows import Row
+
+
+class RowReader(Protocol):
+    def __getitem__(self, sample: int) -> Row: ...
+
+
+class Prefetcher(Iterator[list[Row]]):
+    """Iterates over the rows of each batch of sample numbers, in order, `depth` batches ahead.
+
+    An exception in a thread comes out at its batch's turn. `close` (or leaving a `with`) waits for what is being read.
+    """
+
+    def __init__(self, rows: RowReader, batches: Iterable[Sequence[int]], *, depth: int = 2, num_threads: int = 1) -> None:
+        assert depth >= 1 and num_threads >= 1
+        self._rows, self._batches = rows, iter(batches)
+        self._pool = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="rows")
+        self._ahead: deque[Future[list[Row]]] = deque()
+        for _ in range(depth):
+            self._submit()
+
+    def _submit(self) -> None:
+        batch = next(self._batches, None)
+        if batch is not None:
+            self._ahead.append(self._pool.submit(self._read, list(batch)))
+
+    def _read(self, batch: list[int]) -> list[Row]:
+        return [self._rows[sample] for sample in batch]
+
+    def __next__(self) -> list[Row]:
+        if not self._ahead:
+            raise StopIteration
+        rows = self._ahead.popleft().result()
+        self._submit()
+        return rows
+
+    def close(self) -> None:
+        self._ahead.clear()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Prefetcher:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()

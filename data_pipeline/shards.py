@@ -1,0 +1,191 @@
+"""A shard: one file with the tokens of many documents, once, and the index that finds them.
+
+    tokens        uint16 or uint32: document after document, each ended by the end-of-document id
+    offsets       int64[documents + 1]: where each document begins in `tokens`; the last is their number
+    ids           uint8[16 x documents]: each document's id
+    text_bytes    int64[documents]: UTF-8 bytes of each text
+    files, records   uint32, int64[documents]: where the text stood: file (a line of `file_names`) and number in it, from 1
+    file_names    uint8: UTF-8, one a line, \\n in a name written as \\\\n
+The header holds dtype, vocabulary, end-of-document id, tokenizer hash and the counts, so a shard can be read alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.blockfile import REMEDY, BlockFile, BlockWriter, write_blockfile
+from data_pipeline.errors import DataError
+
+
+def token_dtype(max_id: int) -> np.dtype[Any]:
+    """The one place that decides how wide a stored token is: uint16 while the largest id fits, else uint32."""
+    if not 0 <= max_id <= 0xFFFFFFFE:  # 0xFFFFFFFF marks "no target" in digests
+        raise DataError(f"token ids must lie in 0..{0xFFFFFFFE}, the largest is {max_id}")
+    return np.dtype("<u2" if max_id <= 0xFFFF else "<u4")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a shard must agree with: ids are 0..size-1; every document ends in `eod_id`; `bos_id` only if the tokenizer has one."""
+
+    size: int
+    eod_id: int
+    bos_id: int | None
+    tokenizer_hash: str
+
+    @property
+    def begin_id(self) -> int:
+        """The id that stands before a document's first token."""
+        return self.eod_id if self.bos_id is None else self.bos_id
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One document as tokens, its end not yet among them; `id` is 32 hex digits."""
+
+    id: str
+    tokens: np.ndarray
+    text_bytes: int
+    file: str = ""
+    record: int = 0
+
+
+@contextmanager
+def write_shard(path: str | Path, *, source: str, split: str, vocabulary: Vocabulary) -> Iterator[ShardWriter]:
+    """Write a shard atomically; what is added last is in it when the block ends without an error."""
+    with write_blockfile(path, kind="shard") as out:
+        writer = ShardWriter(out, path=Path(path), source=source, split=split, vocabulary=vocabulary)
+        yield writer
+        writer.finish()
+
+
+class ShardWriter:
+    """Appends documents; refuses ids that the vocabulary doesn't have and an end of document inside a text."""
+
+    def __init__(self, out: BlockWriter, *, path: Path, source: str, split: str, vocabulary: Vocabulary) -> None:
+        self._out, self._path, self._vocabulary = out, path, vocabulary
+        self._dtype = token_dtype(vocabulary.size - 1)
+        self._lengths: list[int] = []
+        self._ids: list[bytes] = []
+        self._text_bytes: list[int] = []
+        self._files: dict[str, int] = {}
+        self._file_of: list[int] = []
+        self._records: list[int] = []
+        self._eod = np.array([vocabulary.eod_id], dtype=self._dtype)
+        out.meta.update(
+            source=source,
+            split=split,
+            vocab_size=vocabulary.size,
+            eod_id=vocabulary.eod_id,
+            bos_id=vocabulary.bos_id,
+            tokenizer_hash=vocabulary.tokenizer_hash,
+        )
+        out.begin("tokens", self._dtype)
+
+    def add(self, document: Encoded) -> None:
+        """Append one document and its end. Raises DataError naming the document if an id doesn't belong."""
+        tokens = document.tokens
+        if tokens.size:
+            low, high = int(tokens.min()), int(tokens.max())
+            if low < 0 or high >= self._vocabulary.size:
+                raise DataError(
+                    f"{self._path}: document {document.id} has token id {low if low < 0 else high}, but the vocabulary has ids 0 to {self._vocabulary.size - 1}. "
+                    "The tokenizer that encoded it is not the one of this dataset: build the dataset again with one tokenizer."
+                )
+            if (tokens == self._vocabulary.eod_id).any():
+                raise DataError(
+                    f"{self._path}: document {document.id} has the end-of-document id {self._vocabulary.eod_id} inside its text. Encode text with special tokens off."
+                )
+        self._out.append(np.concatenate([tokens.astype(self._dtype), self._eod]))
+        self._lengths.append(tokens.size + 1)
+        self._ids.append(bytes.fromhex(document.id))
+        self._text_bytes.append(document.text_bytes)
+        self._file_of.append(self._files.setdefault(document.file, len(self._files)))
+        self._records.append(document.record)
+
+    def finish(self) -> None:
+        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.array(self._lengths, dtype=np.int64))])
+        ids = np.frombuffer(b"".join(self._ids), dtype=np.uint8)
+        assert ids.size == 16 * len(self._lengths), "a document's id is 32 hex digits"
+        self._out.add("offsets", offsets)
+        self._out.add("ids", ids)
+        self._out.add("text_bytes", np.array(self._text_bytes, dtype=np.int64))
+        self._out.add("files", np.array(self._file_of, dtype=np.uint32))
+        self._out.add("records", np.array(self._records, dtype=np.int64))
+        names = "\n".join(name.replace("\n", "\\n") for name in self._files)
+        self._out.add("file_names", np.frombuffer(names.encode("utf-8", "backslashreplace"), dtype=np.uint8))
+        self._out.meta.update(documents=len(self._lengths), tokens=int(offsets[-1]), text_bytes=sum(self._text_bytes))
+
+
+class Shard:
+    """A shard opened for reading; every block is verified when first touched."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = BlockFile(path, kind="shard")
+        self.path = self._file.path
+        self.meta = self._file.meta
+        self.num_documents: int = self.meta["documents"]
+        self.num_tokens: int = self.meta["tokens"]
+        self.offsets = self._file.read("offsets")
+        sound = (
+            self.offsets.size == self.num_documents + 1
+            and self.offsets[0] == 0
+            and self.offsets[-1] == self.num_tokens == self._file.length("tokens")
+        )
+        if not (sound and (np.diff(self.offsets) > 0).all()):
+            raise DataError(f"{path}: the document index does not cover the {self._file.length('tokens')} tokens. {REMEDY}")
+
+    def tokens(self, start: int, stop: int) -> np.ndarray:
+        """Stored tokens start..stop-1. Raises DataError naming the place of an id outside the vocabulary."""
+        tokens = self._file.read("tokens", start, stop)
+        if tokens.size and int(tokens.max()) >= self.meta["vocab_size"]:
+            place = int(np.flatnonzero(tokens >= self.meta["vocab_size"])[0])
+            raise DataError(
+                f"{self.path}: token {start + place} is id {tokens[place]}, but the vocabulary has ids 0 to {self.meta['vocab_size'] - 1}. {REMEDY}"
+            )
+        return tokens
+
+    def document(self, number: int) -> np.ndarray:
+        """All tokens of one document, its end last."""
+        return self.tokens(int(self.offsets[number]), int(self.offsets[number + 1]))
+
+    def document_id(self, number: int) -> str:
+        return self._file.read("ids", 16 * number, 16 * (number + 1)).tobytes().hex()
+
+    def text_bytes(self, number: int) -> int:
+        return int(self._file.read("text_bytes", number, number + 1)[0])
+
+    def origin(self, number: int) -> tuple[str, int]:
+        """The file that a document came from, and its number in it, from 1."""
+        names = self._file.read("file_names").tobytes().decode().split("\n")
+        return names[int(self._file.read("files", number, number + 1)[0])], int(self._file.read("records", number, number + 1)[0])
+
+    def verify(self) -> None:
+        """Check every byte, every id, and that each document ends in the one end id that it has."""
+        self._file.verify()
+        eod = self.meta["eod_id"]
+        num_ends = 0
+        for start in range(0, self.num_tokens, 1 << 22):
+            num_ends += int((self.tokens(start, min(start + (1 << 22), self.num_tokens)) == eod).sum())
+        at_ends = self._file.read("tokens")[self.offsets[1:] - 1] if self.num_documents else np.zeros(0)
+        if num_ends != self.num_documents or (at_ends != eod).any():
+            raise DataError(
+                f"{self.path}: {num_ends} end-of-document ids for {self.num_documents} documents, {int((at_ends == eod).sum())} of them at a document's end. {REMEDY}"
+            )
+
+
+def check_shards(shards: Iterable[Shard], vocabulary: Vocabulary) -> None:
+    """Raises DataError naming a shard that another tokenizer made."""
+    for shard in shards:
+        meta = shard.meta
+        if (meta["tokenizer_hash"], meta["vocab_size"], meta["eod_id"]) != (vocabulary.tokenizer_hash, vocabulary.size, vocabulary.eod_id):
+            raise DataError(
+                f"{shard.path}: made with tokenizer {meta['tokenizer_hash'][:12]} ({meta['vocab_size']} ids), the dataset's is "
+                f"{vocabulary.tokenizer_hash[:12]} ({vocabulary.size} ids). Build the dataset again; don't mix shards of two builds."
+            )
