@@ -1,0 +1,40 @@
+"""Dropout whose mask is a pure function of (seed, step, sample, site, position, channel)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megatron_lite.parallel.random import DropoutKey, keep_mask, row_keys
+
+
+@dataclass(frozen=True)
+class DropoutPlace:
+    """Where in the run's dropout a forward stands: the step's key and the rows' sample numbers [B].
+
+    `first_position` is the place in the row of this rank's first position: not 0 where activations are split along S.
+    """
+
+    key: DropoutKey
+    samples: Tensor
+    first_position: int = 0
+
+
+def dropout(x: Tensor, probability: float, place: DropoutPlace | None, *, site: str) -> Tensor:
+    """x [B, S, D] with elements zeroed with `probability`, the rest scaled by 1/(1 - probability). No place: x itself."""
+    if place is None or probability == 0.0:
+        return x
+    positions = torch.arange(x.shape[1], device=x.device) + place.first_position
+    keep = keep_mask(row_keys(place.key, site, place.samples[:, None], positions), x.shape[2], probability)
+    return x.masked_fill(~keep, 0.0) * (1.0 / (1.0 - probability))
+
+
+def attention_dropout(probabilities: Tensor, probability: float, place: DropoutPlace, *, site: str, first_head: int) -> Tensor:
+    """The same for attention probabilities [B, H/tp, S, T], by global head, query's and key's place in the row."""
+    heads = torch.arange(probabilities.shape[1], device=probabilities.device)[:, None] + first_head
+    queries = torch.arange(probabilities.shape[2], device=probabilities.device)
+    keys = row_keys(place.key, site, place.samples[:, None, None], heads, queries)
+    keep = keep_mask(keys, probabilities.shape[3], probability)
+    return probabilities.masked_fill(~keep, 0.0) * (1.0 / (1.0 - probability))

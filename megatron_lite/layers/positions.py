@@ -1,0 +1,54 @@
+"""Rotary positions (Su et al. 2021), pairs (i, i + E/2) as Hugging Face's Llama has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron_lite.config import RopeConfig
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """cos and sin of every position's angles, fp32 [B, S, 1, E/2]; made once a forward."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rotation(positions: Tensor, head_size: int, config: RopeConfig) -> Rotation:
+    """Angles p * theta^(-2i/E) in fp32 for positions [B, S], whatever the model's dtype."""
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=positions.device) / head_size
+    angles = positions.float()[:, :, None, None] * (1.0 / config.theta**exponents)
+    return Rotation(angles.cos(), angles.sin())
+
+
+class _Rotate(torch.autograd.Function):
+    """A rotation's backward is the rotation by the opposite angle: nothing of x needs to be kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotated(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        cos, sin = ctx.saved_tensors
+        return _rotated(gradient, cos, -sin), None, None
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    half = x.shape[-1] // 2
+    out[..., :half] = first * cos - second * sin  # fp32 by promotion, rounded once to x's dtype
+    out[..., half:] = second * cos + first * sin
+    return out
+
+
+def rotate(x: Tensor, by: Rotation) -> Tensor:
+    """x [B, S, heads, E] turned by its position's angles."""
+    return _Rotate.apply(x, by.cos, by.sin)

@@ -1,0 +1,32 @@
+"""One layer of the decoder."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from megatron_lite.config import ModelConfig
+from megatron_lite.layers.attention import Attention
+from megatron_lite.layers.context import ForwardContext
+from megatron_lite.layers.dropout import dropout
+from megatron_lite.layers.mlp import SwiGLU
+from megatron_lite.layers.norms import RMSNorm
+from megatron_lite.parallel.groups import ProcessGroups
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)): [B, S/tp or S, D] -> the same. `layer` is its number in the whole model."""
+
+    def __init__(self, config: ModelConfig, groups: ProcessGroups, *, layer: int, recompute_attention: bool) -> None:
+        super().__init__()
+        self.name, self.dropout = f"layers.{layer}", config.hidden_dropout
+        eps, size = config.rms_norm_eps, config.hidden_size
+        self.attention_norm = RMSNorm(size, name=f"{self.name}.attention_norm.weight", eps=eps)
+        self.attention = Attention(config, groups, layer=layer, recompute=recompute_attention)
+        self.mlp_norm = RMSNorm(size, name=f"{self.name}.mlp_norm.weight", eps=eps)
+        self.mlp = SwiGLU(size, config.intermediate_size, groups, name=f"{self.name}.mlp")
+
+    def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
+        mixed = self.attention(self.attention_norm(x), context)
+        x = x + dropout(mixed, self.dropout, context.dropout, site=f"{self.name}.attention")
+        expanded = self.mlp(self.mlp_norm(x), split=context.split)
+        return x + dropout(expanded, self.dropout, context.dropout, site=f"{self.name}.mlp")

@@ -1,0 +1,28 @@
+"""From a config to a model on this rank."""
+
+from __future__ import annotations
+
+import torch
+
+from megatron_lite.config import ModelConfig
+from megatron_lite.models.decoder import Checkpointing, Decoder
+from megatron_lite.models.init import materialise as materialise_model
+from megatron_lite.parallel.groups import ProcessGroups
+
+
+def build_model(
+    config: ModelConfig,
+    groups: ProcessGroups,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    checkpointing: Checkpointing = "none",
+    materialise: bool = True,
+) -> Decoder:
+    """This rank's part of the model with its initial weights; without `materialise` it stays on the meta device."""
+    with torch.device("meta"):
+        model = Decoder(config, groups, checkpointing=checkpointing)
+    if materialise:
+        materialise_model(model, config, seed=seed, device=device, dtype=dtype)
+    return model

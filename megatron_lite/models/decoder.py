@@ -1,0 +1,94 @@
+"""The decoder-only Transformer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from megatron_lite.config import ModelConfig
+from megatron_lite.layers.context import ForwardContext, KeyValueStore
+from megatron_lite.layers.cross_entropy import IGNORED
+from megatron_lite.layers.dropout import DropoutPlace, dropout
+from megatron_lite.layers.embedding import HeadOutput, LMHead, VocabEmbedding
+from megatron_lite.layers.kernels import AttentionMask
+from megatron_lite.layers.norms import RMSNorm
+from megatron_lite.layers.positions import rotation
+from megatron_lite.models.batch import Batch
+from megatron_lite.models.block import Block
+from megatron_lite.parallel.groups import ProcessGroups
+from megatron_lite.parallel.random import DropoutKey
+
+Checkpointing = Literal["none", "selective", "full"]
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks, norm and head. Whether dropout is on is said by a forward's key, never by train() or eval()."""
+
+    def __init__(self, config: ModelConfig, groups: ProcessGroups, *, checkpointing: Checkpointing = "none") -> None:
+        super().__init__()
+        self.config, self.groups, self.checkpointing = config, groups, checkpointing
+        vocabulary, size = config.vocabulary, config.hidden_size
+        self.embedding = VocabEmbedding(vocabulary, size, groups, name="embedding.weight")
+        self.layers = nn.ModuleList(
+            Block(config, groups, layer=layer, recompute_attention=checkpointing == "selective")
+            for layer in range(config.num_hidden_layers)
+        )
+        self.final_norm = RMSNorm(size, name="final_norm.weight", eps=config.rms_norm_eps)
+        tied = self.embedding.weight if config.tie_word_embeddings else None
+        self.lm_head = LMHead(vocabulary, size, groups, name="lm_head.weight", tied=tied)
+
+    def forward(
+        self,
+        batch: Batch,
+        dropout: DropoutKey | None = None,
+        *,
+        output: HeadOutput = "loss",
+        store: KeyValueStore | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """(loss summed over targets that aren't -100, fp32; their number, int64), alike on every tp rank.
+
+        Other outputs stand in the place of the loss: "token_losses" fp32 [B, S], "logits" fp32 [B, S, V].
+        """
+        split = self.groups.sequence_parallel and store is None and batch.length % self.groups.tp.size == 0
+        hidden = self.hidden(batch, dropout, store=store, split=split)
+        count = (batch.targets != IGNORED).sum()
+        return self.lm_head(hidden, batch.targets, output=output, split=split), count
+
+    def hidden(self, batch: Batch, key: DropoutKey | None, *, store: KeyValueStore | None, split: bool) -> Tensor:
+        """The last hidden states after the final norm, [B, S/tp, D] where split, else [B, S, D]."""
+        context = self._context(batch, key, store=store, split=split)
+        x = self.embedding(batch.inputs, split=split)
+        x = dropout(x, self.config.hidden_dropout, context.dropout, site="embedding")
+        for layer in self.layers:
+            if self.checkpointing == "full" and torch.is_grad_enabled():
+                x = checkpoint(layer, x, context, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, context)
+        return self.final_norm(x)
+
+    def logits(self, batch: Batch, store: KeyValueStore | None = None) -> Tensor:
+        """fp32 [B, S, V] on every tp rank, padding cut off; no dropout."""
+        return self(batch, output="logits", store=store)[0]
+
+    def token_losses(self, batch: Batch) -> Tensor:
+        """fp32 [B, S], 0 where there is no target; no dropout, no gradient."""
+        return self(batch, output="token_losses")[0]
+
+    def _context(self, batch: Batch, key: DropoutKey | None, *, store: KeyValueStore | None, split: bool) -> ForwardContext:
+        if store is not None:
+            assert batch.segments is None, "decoding takes one document a row"
+            mask = AttentionMask.of_positions(batch.positions, store.extend_positions(batch.positions))
+        else:
+            mask = AttentionMask() if batch.segments is None else AttentionMask.of_segments(batch.segments)
+        first = self.groups.tp.rank * (batch.length // self.groups.tp.size) if split else 0
+        return ForwardContext(
+            rotation=rotation(batch.positions, self.config.head_size, self.config.rope),
+            mask=mask,
+            split=split,
+            dropout=DropoutPlace(key, batch.samples, first) if key is not None else None,
+            attention_dropout=DropoutPlace(key, batch.samples) if key is not None else None,
+            store=store,
+        )

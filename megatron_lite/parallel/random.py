@@ -1,0 +1,69 @@
+"""Random bits as a pure function of logical coordinates, in integer operations that every device does alike.
+
+A *row key* of 64 bits is the hash of (seed, step, site, coordinates...); an element's 32 bits are the hash of its
+row key and its channel. Nothing depends on the layout, the device or what was drawn before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_WORD = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64's finalizer (Steele, Lea and Flood 2014)
+_CHANNEL, _LOW_1, _LOW_2 = 0x9E3779B1, 0x7FEB352D, 0x846CA68B  # "lowbias32" (Wellons 2018)
+
+
+@dataclass(frozen=True)
+class DropoutKey:
+    """What makes the dropout masks of one training step. Where a key is expected, None means evaluation: no dropout."""
+
+    seed: int
+    step: int
+
+
+def row_keys(key: DropoutKey, site: str, *coordinates: Tensor) -> Tensor:
+    """int64 hash of (seed, step, site, coordinates...); the coordinates are int64 tensors that broadcast together."""
+    state = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "little")
+    for word in (key.seed, key.step):
+        state = _mix_number(state ^ _mix_number((word + _GOLDEN) & _WORD))
+    keys = torch.full((), _signed(state, 64), dtype=torch.int64, device=coordinates[0].device)
+    for coordinate in coordinates:
+        keys = _mix(keys ^ _mix(coordinate + _signed(_GOLDEN, 64)))
+    return keys
+
+
+def keep_mask(keys: Tensor, num_channels: int, probability: float) -> Tensor:
+    """bool [*keys.shape, num_channels]: False with `probability`, to within 2^-31."""
+    low = keys.to(torch.int32).unsqueeze(-1)  # the conversion wraps: the low 32 bits
+    high = (keys >> 32).to(torch.int32).unsqueeze(-1)
+    channels = torch.arange(num_channels, dtype=torch.int32, device=keys.device) * _signed(_CHANNEL, 32)
+    bits = channels ^ low
+    bits ^= (bits >> 16) & 0xFFFF  # a logical shift: int32's own carries the sign down
+    bits *= _LOW_1
+    bits ^= high
+    bits ^= (bits >> 15) & 0x1FFFF
+    bits *= _signed(_LOW_2, 32)
+    bits ^= (bits >> 16) & 0xFFFF
+    return (bits & 0x7FFFFFFF) >= round(probability * 2**31)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(_MIX_1, 64)
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(_MIX_2, 64)
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def _mix_number(x: int) -> int:
+    x = ((x ^ (x >> 30)) * _MIX_1) & _WORD
+    x = ((x ^ (x >> 27)) * _MIX_2) & _WORD
+    return x ^ (x >> 31)
+
+
+def _signed(word: int, bits: int) -> int:
+    """The same bits read as a two's complement number."""
+    return word - (1 << bits) if word >> (bits - 1) else word
