@@ -1,0 +1,41 @@
+"""What deduplication may be asked to do. Imports nothing heavy: the run's config reads it."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from data_pipeline.schema import Section
+
+
+class MinHashConfig(Section):
+    """Near-duplicates: documents whose sets of word n-grams have a Jaccard similarity of at least `threshold`.
+
+    A pair is looked at when the rows of at least one band agree: with probability `minhash.catch_probability`.
+    """
+
+    ngram: int = 5
+    num_bands: int = 14
+    rows_per_band: int = 8
+    threshold: float = 0.8
+    seed: int = Field(default=1, ge=0)
+
+    @field_validator("ngram", "num_bands", "rows_per_band")
+    @classmethod
+    def _positive(cls, value: int) -> int:
+        if not 1 <= value <= 1000:
+            raise ValueError("a number from 1 to 1000 | the defaults are ngram 5, num_bands 14, rows_per_band 8")
+        return value
+
+    @field_validator("threshold")
+    @classmethod
+    def _similarity(cls, value: float) -> float:
+        if not 0.0 < value <= 1.0:
+            raise ValueError("a Jaccard similarity above 0 and up to 1 | 0.8 is usual")
+        return value
+
+
+class DedupConfig(Section):
+    """`exact` removes documents with the same bytes; `minhash`, unless null, then those that are nearly the same."""
+
+    exact: bool = True
+    minhash: MinHashConfig | None = Field(default_factory=MinHashConfig)
