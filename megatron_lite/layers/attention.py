@@ -33,7 +33,7 @@ class QKVLinear(nn.Module):
         self.query_rows, self.kv_rows = queries // groups.tp.size, keys // groups.tp.size
 
     def forward(self, x: Tensor, *, split: bool) -> Tensor:
-        weight = self.weight
+        weight: Tensor = self.weight
         if self.sharing.size > 1:
             queries, keys_values = weight.split([self.query_rows, 2 * self.kv_rows])
             parts = gather_rows(keys_values, self.sharing).view(self.sharing.size, 2, self.kv_rows, -1)
