@@ -11,7 +11,7 @@ import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -66,7 +66,10 @@ def read_file(
     """
     name = Path(path).name if name is None else name
     options = ReadOptions(text_field, txt_documents, Counter() if notes is None else notes)
-    read = FORMATS[format_of(path) if format == "auto" else format]
+    format = format_of(path) if format == "auto" else format
+    if format not in FORMATS:
+        raise DataError(f"{path}: no reader for format {format!r}; there are auto, {', '.join(FORMATS)}")
+    read = FORMATS[format]
     for number, text in read(path, options):
         if isinstance(text, Rejected):
             yield text
@@ -75,9 +78,18 @@ def read_file(
 
 
 def count_read(
-    items: Iterator[Document | Rejected], ledger: Ledger, *, source: str, stage: str = "read", strict: bool = False
+    items: Iterable[Document | Rejected],
+    ledger: Ledger,
+    *,
+    source: str,
+    stage: str = "read",
+    strict: bool = False,
+    notes: Counter[str] | None = None,
 ) -> Iterator[Document]:
-    """Pass the documents on and write everything into the ledger. With `strict`, the first error raises DataError."""
+    """Pass the documents on and write everything into the ledger, `notes` too once the items are through.
+
+    With `strict`, the first error raises DataError naming file and record.
+    """
     tally = ledger.tally(stage, source)
     for item in items:
         if isinstance(item, Document):
@@ -87,10 +99,12 @@ def count_read(
             tally.drop(item.kind, item.bytes)
         elif strict:
             raise DataError(
-                f"{item.where}: {item.kind.replace('_', ' ')} ({item.bytes:,} bytes). Mend it, or allow errors to count and skip such records"
+                f"{item.where}: {item.kind.replace('_', ' ')} ({item.bytes:,} bytes); mend it, or read without strict to count and skip it"
             )
         else:
             tally.error(item.kind, item.bytes, where=item.where)
+    for kind, count in (notes or {}).items():
+        tally.note(kind, count)
 
 
 def format_of(path: str) -> str:
