@@ -1,0 +1,66 @@
+"""AdamW (Loshchilov and Hutter 2019) over two groups: what decays and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from megatron_lite.config import OptimizerConfig
+from megatron_lite.parallel.shard_spec import ShardSpec, spec_of
+
+EMBEDDING = "embedding.weight"
+STATES = ("exp_avg", "exp_avg_sq")
+
+
+def decays(name: str, spec: ShardSpec, config: OptimizerConfig) -> bool:
+    """Matrices decay; norm gains and biases never do; the input embedding (tied or not) as optimizer.decay_embeddings says.
+
+    Decided by the spec's shape: under ZeRO-3 the parameter itself has been flattened away.
+    """
+    return len(spec.local_shape) >= 2 and (config.decay_embeddings or name != EMBEDDING)
+
+
+def parameter_groups(named: Iterable[tuple[str, torch.nn.Parameter]], config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Every parameter in exactly one group, in the model's order; a group that would be empty is left out."""
+    decayed: list[torch.nn.Parameter] = []
+    plain: list[torch.nn.Parameter] = []
+    for name, parameter in named:
+        (decayed if decays(name, spec_of(parameter), config) else plain).append(parameter)
+    both = ({"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0})
+    return [group for group in both if group["params"]]
+
+
+def build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.AdamW:
+    """torch's AdamW in its fused form: one pass over memory for each tensor, on CPU and on CUDA."""
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+def ensure_state(optimizer: torch.optim.Optimizer, tensors: Iterable[torch.Tensor]) -> None:
+    """Zero moments and step 0 for each tensor that has none yet: what the first step would make."""
+    for tensor in tensors:
+        if not optimizer.state.get(tensor):
+            optimizer.state[tensor] = {
+                "step": torch.zeros((), dtype=torch.float32, device=tensor.device),  # never shared: each tensor counts its own
+                **{state: torch.zeros_like(tensor, requires_grad=False) for state in STATES},
+            }
+
+
+def updates_done(optimizer: torch.optim.Optimizer, tensors: Iterable[torch.Tensor]) -> int:
+    """The number of updates made so far; the same for every tensor."""
+    steps = {int(optimizer.state[tensor]["step"]) for tensor in tensors}
+    assert len(steps) <= 1, f"the optimizer's counters differ: {sorted(steps)}"
+    return steps.pop() if steps else 0
+
+
+def set_updates_done(optimizer: torch.optim.Optimizer, tensors: Iterable[torch.Tensor], number: int) -> None:
+    """Write the counter of every tensor, in place."""
+    for tensor in tensors:
+        optimizer.state[tensor]["step"].fill_(float(number))
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """One learning rate for every group."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
