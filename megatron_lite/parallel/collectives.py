@@ -7,6 +7,7 @@
 | gather_sequence  | all-gather over dim 1      | reduce-scatter over dim 1                         |
 | scatter_sequence | reduce-scatter over dim 1  | all-gather over dim 1                             |
 | gather_rows      | all-gather over dim 0      | reduce-scatter over dim 0, summed in fp32         |
+| gather_last      | all-gather over the last   | the rank's own block                              |
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ def all_gather(x: Tensor, axis: Axis, *, dim: int) -> Tensor:
     if axis.size == 1:
         return x
     dim = dim % x.dim()
-    blocks = x.new_empty((axis.size, *x.shape))
-    dist.all_gather_into_tensor(blocks, x.contiguous(), group=axis.group)
-    return blocks.movedim(0, dim).flatten(dim, dim + 1)
+    blocks = x.new_empty((axis.size * x.shape[0], *x.shape[1:]))
+    dist.all_gather_single(blocks, x.contiguous(), group=axis.group)
+    return blocks.unflatten(0, (axis.size, -1)).movedim(0, dim).flatten(dim, dim + 1)
 
 
 def reduce_scatter(x: Tensor, axis: Axis, *, dim: int) -> Tensor:
@@ -46,7 +47,7 @@ def reduce_scatter(x: Tensor, axis: Axis, *, dim: int) -> Tensor:
         return x
     blocks = x.unflatten(dim, (axis.size, x.shape[dim] // axis.size)).movedim(dim, 0).contiguous()
     mine = torch.empty_like(blocks[0])
-    dist.reduce_scatter_tensor(mine, blocks, group=axis.group)
+    dist.reduce_scatter_single(mine, blocks.flatten(0, 1), group=axis.group)
     return mine
 
 
@@ -113,6 +114,17 @@ class _GatherRows(torch.autograd.Function):
         return reduce_scatter(gradient.float(), ctx.axis, dim=0).to(gradient.dtype), None
 
 
+class _GatherLast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return all_gather(x, axis, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return own_block(gradient, ctx.axis, dim=gradient.dim() - 1), None
+
+
 def copy_to(x: Tensor, axis: Axis) -> Tensor:
     """Into a region where each rank uses all of x for its own part: the parts' gradients are summed."""
     return x if axis.size == 1 else _CopyTo.apply(x, axis)
@@ -136,3 +148,8 @@ def scatter_sequence(x: Tensor, axis: Axis) -> Tensor:
 def gather_rows(weight: Tensor, axis: Axis) -> Tensor:
     """[R/axis, ...] -> [R, ...]: a weight that the axis shares, each rank owning a block of its rows."""
     return weight if axis.size == 1 else _GatherRows.apply(weight, axis)
+
+
+def gather_last(x: Tensor, axis: Axis) -> Tensor:
+    """[..., N/axis] -> [..., N] on every rank, all of which then do the same with it."""
+    return x if axis.size == 1 else _GatherLast.apply(x, axis)
