@@ -63,7 +63,7 @@ class Block:
 
     def __post_init__(self) -> None:
         assert len(self.global_shape) == len(self.start) == len(self.shape), self
-        assert all(0 <= at and at + n <= full for at, n, full in zip(self.start, self.shape, self.global_shape)), self
+        assert all(at >= 0 and at + n <= full for at, n, full in zip(self.start, self.shape, self.global_shape)), self
         assert self.shape[2:] == self.global_shape[2:], f"{self.name}: only the first two dims may be cut"
 
     @classmethod
