@@ -1,0 +1,195 @@
+"""The same model and training in obvious maths: one process, one row at a time, none of megatron_lite's code.
+
+Weights are a dict of whole logical tensors. What every layout must reproduce is compared with this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from megatron_lite.config import ModelConfig, OptimizerConfig
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training row: S inputs, S targets (-100: none), where document pieces start, and the sample number."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    segment_starts: Sequence[int] = (0,)
+    sample: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """(seed, number) of a training step, for dropout."""
+
+    seed: int
+    number: int
+
+
+# ---------------------------------------------------------------------------------------------------------- dropout
+
+
+def _mix64(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def dropout_factor(probability: float, step: Step, sample: int, site: str, rows: Sequence[int], num_channels: int) -> Tensor:
+    """fp32 [*rows, channels]: 0 with `probability`, else 1/(1 - probability); `rows` are the sizes of the coordinates between."""
+    state = np.array(int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "little"), dtype=np.uint64)
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    coordinates = np.meshgrid(*[np.arange(size, dtype=np.uint64) for size in rows], indexing="ij")
+    with np.errstate(over="ignore"):
+        for word in (np.uint64(step.seed), np.uint64(step.number), np.uint64(sample), *coordinates):
+            state = _mix64(state ^ _mix64(word + golden))
+        low = (state & np.uint64(0xFFFFFFFF)).astype(np.uint32)[..., None]
+        high = (state >> np.uint64(32)).astype(np.uint32)[..., None]
+        bits = np.arange(num_channels, dtype=np.uint32) * np.uint32(0x9E3779B1) ^ low
+        bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x7FEB352D)
+        bits = bits ^ high
+        bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(0x846CA68B)
+        bits = bits ^ (bits >> np.uint32(16))
+    keep = (bits & np.uint32(0x7FFFFFFF)).astype(np.int64) >= round(probability * 2**31)
+    return torch.from_numpy(keep.astype(np.float32)) / (1 - probability)
+
+
+# ------------------------------------------------------------------------------------------------------------ model
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return (wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()).to(x.dtype) * weight
+
+
+def _rotated(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """x [S, heads, E]; element i is the real and i + E/2 the imaginary part of pair i."""
+    half = x.shape[-1] // 2
+    frequencies = torch.tensor([theta ** (-2 * i / x.shape[-1]) for i in range(half)], dtype=torch.float64)
+    angles = (positions[:, None].double() * frequencies).float()[:, None, :]
+    turned = torch.complex(x[..., :half].float(), x[..., half:].float()) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([turned.real, turned.imag], -1).to(x.dtype)
+
+
+def row_logits(weights: Weights, config: ModelConfig, row: Row, *, document_mask: bool = True, step: Step | None = None) -> Tensor:
+    """[S, V] in the weights' dtype."""
+    length, eps = len(row.inputs), config.rms_norm_eps
+    piece = (
+        np.searchsorted(np.asarray(row.segment_starts), np.arange(length), side="right") if document_mask else np.ones(length, dtype=int)
+    )
+    positions = torch.tensor([i - min(j for j in range(length) if piece[j] == piece[i]) for i in range(length)])
+    visible = torch.tensor([[piece[i] == piece[j] and j <= i for j in range(length)] for i in range(length)])
+
+    def dropped(x: Tensor, site: str) -> Tensor:
+        if step is None or config.hidden_dropout == 0:
+            return x
+        return (x * dropout_factor(config.hidden_dropout, step, row.sample, site, [length], x.shape[-1])).to(x.dtype)
+
+    x = dropped(weights["embedding.weight"][torch.as_tensor(row.inputs).long()], "embedding")
+    for layer in range(config.num_hidden_layers):
+        w = {name.removeprefix(f"layers.{layer}."): tensor for name, tensor in weights.items() if name.startswith(f"layers.{layer}.")}
+        h = _rms_norm(x, w["attention_norm.weight"], eps)
+        q = _rotated((h @ w["attention.q.weight"].T).view(length, -1, config.head_size), positions, config.rope.theta)
+        k = _rotated((h @ w["attention.k.weight"].T).view(length, -1, config.head_size), positions, config.rope.theta)
+        v = (h @ w["attention.v.weight"].T).view(length, -1, config.head_size)
+        factor = None
+        if step is not None and config.attention_dropout > 0:
+            site = f"layers.{layer}.attention.probabilities"
+            factor = dropout_factor(config.attention_dropout, step, row.sample, site, [q.shape[1], length], length)
+        heads = []
+        for head in range(q.shape[1]):
+            source = head // (q.shape[1] // k.shape[1])
+            scores = q[:, head].float() @ k[:, source].float().T / math.sqrt(config.head_size)
+            probabilities = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+            if factor is not None:
+                probabilities = probabilities * factor[head]
+            heads.append((probabilities @ v[:, source].float()).to(x.dtype))
+        x = x + dropped(torch.cat(heads, -1) @ w["attention.o.weight"].T, f"layers.{layer}.attention")
+        h = _rms_norm(x, w["mlp_norm.weight"], eps)
+        gate = h @ w["mlp.gate.weight"].T
+        expanded = gate * torch.sigmoid(gate) * (h @ w["mlp.up.weight"].T)
+        x = x + dropped(expanded @ w["mlp.down.weight"].T, f"layers.{layer}.mlp")
+    head_weight = weights["embedding.weight" if config.tie_word_embeddings else "lm_head.weight"]
+    return _rms_norm(x, weights["final_norm.weight"], eps) @ head_weight.T
+
+
+def row_loss(weights: Weights, config: ModelConfig, row: Row, *, document_mask: bool = True, step: Step | None = None) -> Tensor:
+    """Sum over the row's targets of -log softmax(logits)[target], fp32."""
+    logits = row_logits(weights, config, row, document_mask=document_mask, step=step).float()
+    targets = torch.as_tensor(row.targets).long()
+    places = (targets != -100).nonzero()[:, 0]
+    return (logits[places].logsumexp(-1) - logits[places, targets[places]]).sum()
+
+
+# --------------------------------------------------------------------------------------------------------- training
+
+
+@dataclass
+class Run:
+    """What a reference run gives: by step, and at the end."""
+
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)  # before clipping
+    first_gradients: Weights = field(default_factory=dict)  # of step 1, before clipping
+    weights: Weights = field(default_factory=dict)  # fp32, at the end
+
+
+def train(
+    weights: Weights,
+    config: ModelConfig,
+    optimizer: OptimizerConfig,
+    batches: Sequence[Sequence[Row]],
+    *,
+    lrs: Sequence[float],
+    seed: int = 0,
+    precision: str = "fp32",
+    document_mask: bool = True,
+) -> Run:
+    """AdamW with global clipping on the mean loss over each batch's targets; batch k is step k + 1.
+
+    In bf16 the forward uses bf16 copies of fp32 masters, and each row's gradient is added in fp32.
+    """
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    masters = {name: tensor.clone().float() for name, tensor in weights.items()}
+    first = {name: torch.zeros_like(tensor) for name, tensor in masters.items()}
+    second = {name: torch.zeros_like(tensor) for name, tensor in masters.items()}
+    run = Run()
+    for number, (rows, lr) in enumerate(zip(batches, lrs, strict=True), start=1):
+        used = {name: tensor.to(dtype).requires_grad_() for name, tensor in masters.items()}
+        gradients = {name: torch.zeros_like(tensor) for name, tensor in masters.items()}
+        num_targets = sum(int((row.targets != -100).sum()) for row in rows)
+        total = 0.0
+        for row in rows:
+            loss = row_loss(used, config, row, document_mask=document_mask, step=Step(seed, number))
+            for name, gradient in zip(used, torch.autograd.grad(loss / num_targets, list(used.values()))):
+                gradients[name] += gradient.float()
+            total += loss.item()
+        norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
+        run.losses.append(total / num_targets)
+        run.grad_norms.append(norm)
+        if number == 1:
+            run.first_gradients = {name: gradient.clone() for name, gradient in gradients.items()}
+        limit = optimizer.max_grad_norm
+        clip = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
+        beta1, beta2 = optimizer.betas
+        for name, master in masters.items():
+            gradient = gradients[name] * clip
+            decays = master.dim() > 1 and (optimizer.decay_embeddings or name not in ("embedding.weight", "lm_head.weight"))
+            master *= 1 - lr * (optimizer.weight_decay if decays else 0.0)
+            first[name] = beta1 * first[name] + (1 - beta1) * gradient
+            second[name] = beta2 * second[name] + (1 - beta2) * gradient.square()
+            corrected = (second[name] / (1 - beta2**number)).sqrt() + optimizer.eps
+            master -= lr * (first[name] / (1 - beta1**number)) / corrected
+    run.weights = masters
+    return run
