@@ -118,32 +118,16 @@ def format_of(path: str) -> str:
     last = suffixes[-1] if suffixes else ""
     if last in _NOT_READ:
         raise DataError(
-            f"{path}: {last} files are not read. Convert it to .jsonl, .parquet or .txt, or name its format in the config if the name is wrong"
+            f"{path}: {last} files are not read; convert it to .jsonl, .parquet or .txt, or say its format where the name is wrong"
         )
     return _BY_SUFFIX.get(last, "txt")
 
 
 _BY_SUFFIX = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
-_NOT_READ = {
-    *(
-        ".csv",
-        ".tsv",
-        ".arrow",
-        ".feather",
-        ".avro",
-        ".orc",
-        ".warc",
-        ".wet",
-        ".bin",
-        ".idx",
-        ".npy",
-        ".npz",
-        ".pkl",
-        ".pt",
-        ".safetensors",
-    ),
-    *(".zip", ".tar", ".tgz", ".bz2", ".xz", ".lz4", ".7z", ".rar", ".pdf", ".doc", ".docx", ".odt", ".epub", ".png", ".jpg", ".jpeg"),
-}
+_NOT_READ = frozenset(
+    ".csv .tsv .arrow .feather .avro .orc .warc .wet .bin .idx .npy .npz .pkl .pt .safetensors"
+    " .zip .tar .tgz .bz2 .xz .lz4 .7z .rar .pdf .doc .docx .odt .epub .png .jpg .jpeg".split()  # noqa: SIM905 (one a line is too long)
+)
 
 
 def _document(text: str, source: str, name: str, number: int, *, where: str, notes: Counter[str]) -> Document | Rejected:
@@ -287,9 +271,13 @@ def _seekable(path: str) -> IO[bytes]:
     if file.seekable():
         return file
     copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
-    with file:
-        for chunk in _chunks(file):
-            copy.write(chunk)
+    try:
+        with file:
+            for chunk in _chunks(file):
+                copy.write(chunk)
+    except BaseException:
+        copy.close()
+        raise
     copy.seek(0)
     return copy
 
