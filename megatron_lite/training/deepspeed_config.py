@@ -143,7 +143,7 @@ def _fault(path: str, value: Any, owned: Mapping[str, tuple[Any, str]]) -> Fault
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             yield from _leaves(value, f"{path}.")
         else:
             yield path, value

@@ -69,6 +69,7 @@ class DeepSpeedEngine:
         with contextlib.redirect_stdout(io.StringIO()):  # BF16_Optimizer prints the machine's memory
             self._engine, *_ = deepspeed.initialize(model=self._model, optimizer=client, config=config, mpu=mpu, dist_init_required=False)
         self._partitions = Partitions(self._engine, dp_rank=groups.dp.rank, dp_size=groups.dp.size)
+        self._updates = 0
         if dtype is torch.bfloat16:
             self._write_exact_masters(seed)
 
@@ -102,9 +103,12 @@ class DeepSpeedEngine:
         what = f"the gradient norm of update {self.optimizer_step + 1}"
         adamw.set_lr(self._partitions.torch_optimizer, lr)
         if self._stage == 0:
-            return self._step_unsharded(what)
-        self._engine.step()  # leaves the weights alone where the norm is not finite
-        return require_finite(float(self._engine.optimizer._global_grad_norm), what=what)
+            norm = self._step_unsharded(what)
+        else:
+            self._engine.step()  # leaves the weights alone where the norm is not finite
+            norm = require_finite(float(self._engine.optimizer._global_grad_norm), what=what)
+        self._updates += 1
+        return norm
 
     @torch.no_grad()
     def _step_unsharded(self, what: str) -> float:
@@ -130,10 +134,11 @@ class DeepSpeedEngine:
 
     @property
     def optimizer_step(self) -> int:
-        return adamw.updates_done(self._partitions.torch_optimizer, self._partitions.flats())
+        return self._updates
 
     def set_optimizer_step(self, number: int) -> None:
         adamw.set_updates_done(self._partitions.torch_optimizer, self._partitions.flats(), number)
+        self._updates = number
 
 
 def _load(device: torch.device) -> Any:

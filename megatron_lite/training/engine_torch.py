@@ -50,6 +50,7 @@ class TorchEngine:
         self._point_gradients_into_the_buffer()
         self._optimizer = adamw.build_adamw(adamw.parameter_groups(self._masters.items(), optimizer), optimizer)
         adamw.ensure_state(self._optimizer, self._masters.values())
+        self._updates = 0
 
     def _master(self, weight: torch.nn.Parameter, seed: int) -> torch.nn.Parameter:
         """The fp32 weight before rounding, with the same spec."""
@@ -104,6 +105,7 @@ class TorchEngine:
             self._optimizer.step()
         finally:
             self._gradients.zero_()
+        self._updates += 1
         self.refresh()
         return norm
 
@@ -125,10 +127,11 @@ class TorchEngine:
 
     @property
     def optimizer_step(self) -> int:
-        return adamw.updates_done(self._optimizer, self._masters.values())
+        return self._updates
 
     def set_optimizer_step(self, number: int) -> None:
         adamw.set_updates_done(self._optimizer, self._masters.values(), number)
+        self._updates = number
 
 
 def _adder(view: torch.Tensor) -> Callable[[torch.Tensor], None]:

@@ -47,13 +47,6 @@ def ensure_state(optimizer: torch.optim.Optimizer, tensors: Iterable[torch.Tenso
             }
 
 
-def updates_done(optimizer: torch.optim.Optimizer, tensors: Iterable[torch.Tensor]) -> int:
-    """The number of updates made so far; the same for every tensor."""
-    steps = {int(optimizer.state[tensor]["step"]) for tensor in tensors}
-    assert len(steps) <= 1, f"the optimizer's counters differ: {sorted(steps)}"
-    return steps.pop() if steps else 0
-
-
 def set_updates_done(optimizer: torch.optim.Optimizer, tensors: Iterable[torch.Tensor], number: int) -> None:
     """Write the counter of every tensor, in place."""
     for tensor in tensors:
