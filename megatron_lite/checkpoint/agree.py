@@ -21,6 +21,8 @@ def gather_bytes(payload: bytes, axis: Axis) -> list[bytes]:
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(axis.size)]
     dist.all_gather(sizes, torch.tensor([len(payload)], device=device), group=axis.group)
     longest = max(int(size) for size in sizes)
+    if longest == 0:
+        return [b""] * axis.size if axis.rank == 0 else []
     mine = torch.zeros(longest, dtype=torch.uint8, device=device)
     mine[: len(payload)] = _tensor(payload).to(device)
     places = [torch.empty_like(mine) for _ in range(axis.size)] if axis.rank == 0 else None
@@ -36,6 +38,8 @@ def broadcast_bytes(payload: bytes | None, axis: Axis) -> bytes:
     device = _device(axis)
     size = torch.tensor([len(payload or b"")], device=device)
     dist.broadcast(size, src=axis.ranks[0], group=axis.group)
+    if int(size) == 0:
+        return b""
     data = _tensor(payload or b"").to(device) if axis.rank == 0 else torch.empty(int(size), dtype=torch.uint8, device=device)
     dist.broadcast(data, src=axis.ranks[0], group=axis.group)
     return data.cpu().numpy().tobytes()
