@@ -12,7 +12,7 @@ from data_pipeline.dedup.config import MinHashConfig
 from data_pipeline.dedup.minhash import least_agreement
 from data_pipeline.dedup.verify import Verifier
 
-_LOOK_AHEAD_BYTES = 32 << 20
+LOOK_AHEAD_BYTES = 32 << 20
 
 
 @dataclass(slots=True)
@@ -58,11 +58,11 @@ def star_clusters(
 
 
 def _look_ahead(ranks: np.ndarray, lengths: np.ndarray) -> Iterator[list[int]]:
-    """Successive ranks whose texts are read at once: at most _LOOK_AHEAD_BYTES of them, and at least one."""
+    """Successive ranks whose texts are read at once: at most LOOK_AHEAD_BYTES of them, and at least one."""
     chunk: list[int] = []
     held_bytes = 0
     for rank in ranks.tolist():
-        if chunk and held_bytes + lengths[rank] > _LOOK_AHEAD_BYTES:
+        if chunk and held_bytes + lengths[rank] > LOOK_AHEAD_BYTES:
             yield chunk
             chunk, held_bytes = [], 0
         chunk.append(rank)

@@ -11,7 +11,7 @@ from data_pipeline.dedup.config import MinHashConfig
 from data_pipeline.dedup.shingles import min_of_permutations, shingles
 
 _MASK = (1 << 64) - 1
-MISS_PROBABILITY = 1e-9
+MISS_PROBABILITY = 1e-6  # of a pair exactly at the threshold; bands lose far more
 
 
 def catch_probability(jaccard: float, *, num_bands: int, rows_per_band: int) -> float:

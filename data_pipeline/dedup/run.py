@@ -20,7 +20,7 @@ from data_pipeline.dedup.verify import Verifier
 from data_pipeline.document import utf8_bytes
 from data_pipeline.errors import DataError
 
-_BATCH_BYTES = 4 << 20
+BATCH_BYTES = 4 << 20
 Fetch = Callable[[Sequence[str]], Sequence[str]]
 
 
@@ -167,7 +167,7 @@ def _batches(records: Iterable[DocRecord]) -> Iterator[list[DocRecord]]:
     for record in records:
         batch.append(record)
         held += len(record.text)
-        if held >= _BATCH_BYTES or len(batch) >= 4096:
+        if held >= BATCH_BYTES or len(batch) >= 4096:
             yield batch
             batch, held = [], 0
     if batch:

@@ -10,16 +10,14 @@ import numpy as np
 
 from data_pipeline.dedup.shingles import jaccard, shingle_set
 
-_CACHE_BYTES = 256 << 20
+CACHE_BYTES = 256 << 20
 
 
 class Verifier:
     """Compares documents by number; keeps the shingle sets that were used last, up to a bound in bytes."""
 
-    def __init__(
-        self, fetch: Callable[[Sequence[int]], Sequence[str]], *, ngram: int, executor: Executor, cache_bytes: int = _CACHE_BYTES
-    ) -> None:
-        self._fetch, self._ngram, self._executor, self._cache_bytes = fetch, ngram, executor, cache_bytes
+    def __init__(self, fetch: Callable[[Sequence[int]], Sequence[str]], *, ngram: int, executor: Executor) -> None:
+        self._fetch, self._ngram, self._executor = fetch, ngram, executor
         self._cache: OrderedDict[int, np.ndarray] = OrderedDict()
         self._held_bytes = 0
 
@@ -48,7 +46,7 @@ class Verifier:
 
     def _use(self, number: int) -> np.ndarray:
         self._cache.move_to_end(number)
-        while self._held_bytes > self._cache_bytes and len(self._cache) > 2:
+        while self._held_bytes > CACHE_BYTES and len(self._cache) > 2:
             _, dropped = self._cache.popitem(last=False)
             self._held_bytes -= dropped.nbytes
         return self._cache[number]

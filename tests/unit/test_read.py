@@ -232,7 +232,7 @@ def test_a_local_dataset_folder_is_streamed(tmp_path: Path, streaming: bool, mon
     assert [item.text for item in read_dataset(str(folder), source="s", split="test") if isinstance(item, Document)] == ["held out"]
     with pytest.raises(DataError, match="no column 'body'; set text_field to one of: text, n"):
         list(read_dataset(str(folder), source="s", text_field="body"))
-    with pytest.raises(DataError, match="can't read dataset .*split nosuch"):
+    with pytest.raises(DataError, match=r"can't read dataset .*split nosuch"):
         list(read_dataset(str(folder), source="s", split="nosuch"))
 
 

@@ -155,7 +155,7 @@ def test_an_atomic_write_that_fails_changes_nothing(tmp_path: Path) -> None:
         file.write(b"half")
         raise RuntimeError
     assert path.read_bytes() == b"old"
-    assert os.listdir(path.parent) == ["file"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["file"]
 
 
 def test_an_atomic_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_an_atomic_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), storage.atomic_folder(target) as folder:
         (folder / "half").write_text("x")
         raise RuntimeError
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
     with storage.atomic_folder(target) as folder:
         (folder / "sub").mkdir()
         (folder / "sub/a").write_text("1")
@@ -191,7 +191,7 @@ def test_a_killed_writer_leaves_nothing_that_is_taken_for_data(tmp_path: Path) -
     assert not (tmp_path / "stage").exists()
     assert storage.remove_leftovers(tmp_path / "kept.txt") == 1
     assert storage.remove_leftovers(tmp_path / "stage") == 1
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 # --------------------------------------------------------------------------------------------- checking
