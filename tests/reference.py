@@ -48,11 +48,15 @@ def _mix64(x: np.ndarray) -> np.ndarray:
 
 def dropout_factor(probability: float, step: Step, sample: int, site: str, rows: Sequence[int], num_channels: int) -> Tensor:
     """fp32 [*rows, channels]: 0 with `probability`, else 1/(1 - probability); `rows` are the sizes of the coordinates between."""
-    state = np.array(int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "little"), dtype=np.uint64)
+    name = np.uint64(int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "little"))
+    state = np.array(0, dtype=np.uint64)
     golden = np.uint64(0x9E3779B97F4A7C15)
     coordinates = np.meshgrid(*[np.arange(size, dtype=np.uint64) for size in rows], indexing="ij")
     with np.errstate(over="ignore"):
-        for word in (np.uint64(step.seed), np.uint64(step.number), np.uint64(sample), *coordinates):
+        for word in (np.uint64(step.seed), np.uint64(step.number), np.uint64(sample)):
+            state = _mix64(state ^ _mix64(word + golden))
+        state = _mix64(state ^ name)
+        for word in coordinates:
             state = _mix64(state ^ _mix64(word + golden))
         low = (state & np.uint64(0xFFFFFFFF)).astype(np.uint32)[..., None]
         high = (state >> np.uint64(32)).astype(np.uint32)[..., None]
@@ -166,7 +170,7 @@ def train(
     second = {name: torch.zeros_like(tensor) for name, tensor in masters.items()}
     run = Run()
     for number, (rows, lr) in enumerate(zip(batches, lrs, strict=True), start=1):
-        used = {name: tensor.to(dtype).requires_grad_() for name, tensor in masters.items()}
+        used = {name: tensor.to(dtype, copy=True).requires_grad_() for name, tensor in masters.items()}
         gradients = {name: torch.zeros_like(tensor) for name, tensor in masters.items()}
         num_targets = sum(int((row.targets != -100).sum()) for row in rows)
         total = 0.0
@@ -185,7 +189,7 @@ def train(
         beta1, beta2 = optimizer.betas
         for name, master in masters.items():
             gradient = gradients[name] * clip
-            decays = master.dim() > 1 and (optimizer.decay_embeddings or name not in ("embedding.weight", "lm_head.weight"))
+            decays = master.dim() > 1 and (optimizer.decay_embeddings or name != "embedding.weight")
             master *= 1 - lr * (optimizer.weight_decay if decays else 0.0)
             first[name] = beta1 * first[name] + (1 - beta1) * gradient
             second[name] = beta2 * second[name] + (1 - beta2) * gradient.square()
