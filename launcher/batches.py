@@ -1,0 +1,96 @@
+"""The global batch of a step, as this rank's micro-batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, tee
+from typing import Literal
+
+import numpy as np
+import torch
+
+from data_pipeline.loader import Prefetcher, Row, RowSource, batch_id, row_digest
+from megatron_lite.checkpoint.agree import gather_bytes
+from megatron_lite.models.batch import Batch
+from megatron_lite.parallel.groups import Axis
+
+# Tokens a forward pass where the micro batch is `auto`: enough to fill the device, few enough to fit beside the model.
+AUTO_TOKENS = {"cpu": 4096, "cuda": 16384}
+PREFETCHED = 2
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """This data-parallel rank's share of a global batch, and what of it all ranks need to name the whole."""
+
+    micro_batches: list[Batch]
+    digests: list[bytes]  # of this rank's rows
+    wait_s: float  # how long the training loop waited for the rows
+
+
+class Batches(Iterator[GlobalBatch]):
+    """Global batches from sample `start_sample` on. Sample numbers alone decide the rows: of each global batch, data-parallel
+    rank d takes the d-th run of global_batch_size / dp samples; all ranks of its tp group take the same."""
+
+    def __init__(
+        self,
+        rows: RowSource,
+        *,
+        dp: Axis,
+        global_batch_size: int,
+        micro_batch_size: int,
+        document_mask: bool,
+        device: torch.device,
+        start_sample: int,
+    ) -> None:
+        share = global_batch_size // dp.size
+        assert share * dp.size == global_batch_size and share % micro_batch_size == 0, (global_batch_size, dp.size, micro_batch_size)
+        self._micro_batch_size, self._document_mask, self._device = micro_batch_size, document_mask, device
+        to_read, self._samples = tee(range(first, first + share) for first in count(start_sample + dp.rank * share, global_batch_size))
+        self._prefetcher = Prefetcher(rows, to_read, depth=PREFETCHED)
+
+    def __next__(self) -> GlobalBatch:
+        began = time.perf_counter()
+        rows = next(self._prefetcher)
+        wait_s = time.perf_counter() - began
+        samples, size = next(self._samples), self._micro_batch_size
+        return GlobalBatch(
+            micro_batches=[
+                to_batch(rows[at : at + size], samples[at : at + size], document_mask=self._document_mask, device=self._device)
+                for at in range(0, len(rows), size)
+            ],
+            digests=[row_digest(row) for row in rows],
+            wait_s=wait_s,
+        )
+
+    def close(self) -> None:
+        self._prefetcher.close()
+
+
+def to_batch(rows: Sequence[Row], samples: Sequence[int], *, document_mask: bool, device: torch.device) -> Batch:
+    """Rows as tensors on the device."""
+    return Batch.from_rows(
+        np.stack([row.inputs for row in rows]),
+        np.stack([row.targets for row in rows]),
+        [row.segment_starts for row in rows],
+        list(samples),
+        document_mask=document_mask,
+        device=device,
+    )
+
+
+def gather_batch_id(digests: Sequence[bytes], dp: Axis) -> str:
+    """The name of the global batch, on dp rank 0 (empty on others). Communicates over dp."""
+    parts = gather_bytes(b"".join(digests), dp)
+    joined = b"".join(parts)
+    return batch_id([joined[at : at + 32] for at in range(0, len(joined), 32)]) if parts else ""
+
+
+def resolve_micro_batch(size: int | Literal["auto"], *, global_batch_size: int, dp: int, sequence_length: int, device_type: str) -> int:
+    """Sequences a forward pass: as asked, else the largest divisor of this rank's share within AUTO_TOKENS, at least 1."""
+    if isinstance(size, int):
+        return size
+    share, most = global_batch_size // dp, max(1, AUTO_TOKENS[device_type] // sequence_length)
+    return max(divisor for divisor in range(1, min(share, most) + 1) if share % divisor == 0)

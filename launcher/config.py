@@ -1,0 +1,235 @@
+"""The run's config: sections that others own, put together, checked as a whole before a device or a process group is touched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, field_validator, model_validator
+
+from data_pipeline.errors import ConfigError, Fault
+from data_pipeline.schema import Section, compose, validate
+from megatron_lite.config import (
+    CheckpointConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    TrainingConfig,
+    layout_faults,
+    scheduler_faults,
+)
+from megatron_lite.training.deepspeed_config import deepspeed_config
+
+
+class RunSection(Section):
+    """What the run is called, where its folder is, and the number that all of its randomness comes from."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    dir: str = ""  # empty: runs/NAME
+    seed: int = Field(1234, ge=0, lt=2**63)
+    hang_timeout_s: float = Field(1800.0, gt=0)  # a rank that gets no further for so long ends the job with code 5
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.dir or f"runs/{self.name}")
+
+
+class DataSource(Section):
+    """One dataset folder in the mixture; weights are shares of tokens, relative to each other."""
+
+    path: str
+    weight: float = Field(1.0, gt=0)
+
+
+class DataSection(Section):
+    """Which datasets, in which shares, packed how."""
+
+    path: str | None = None
+    sources: list[DataSource] | None = Field(None, min_length=1)
+    packing: Literal["best_fit", "concat"] = "best_fit"
+    document_mask: bool = True
+
+    @model_validator(mode="after")
+    def _one_of(self) -> DataSection:
+        if (self.path is None) == (self.sources is None):
+            raise ValueError("exactly one of path and sources | data.path: DIR for one dataset, data.sources: [{path, weight}] for several")
+        return self
+
+    @property
+    def mixture(self) -> list[DataSource]:
+        return self.sources if self.sources is not None else [DataSource(path=self.path or "")]
+
+
+class EvaluationConfig(Section):
+    """How often the held-out rows are scored (always after the last step), and how many of them."""
+
+    interval_steps: int | None = Field(50, gt=0)
+    max_sequences: int = Field(320, ge=0)  # 0: no evaluation at all
+
+
+class WandbConfig(Section):
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"  # auto: WANDB_MODE, else online with a key, else offline
+    project: str = "megatron-lite"
+    entity: str | None = None
+
+
+class LoggingConfig(Section):
+    interval_steps: int = Field(1, gt=0)
+    wandb: WandbConfig = WandbConfig()
+
+
+class RunConfig(Section):
+    """Everything that a training run is a function of, but for the data and the world's size."""
+
+    run: RunSection
+    model: ModelConfig = ModelConfig()
+    data: DataSection
+    parallel: ParallelConfig = ParallelConfig()
+    training: TrainingConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    lr_scheduler: SchedulerConfig = SchedulerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    logging: LoggingConfig = LoggingConfig()
+    deepspeed: dict[str, Any] = {}
+
+    @field_validator("deepspeed", mode="before")
+    @classmethod
+    def _empty(cls, value: object) -> object:
+        return {} if value is None else value
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+SECTIONS = tuple(name for name in RunConfig.model_fields)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A command line `[--config] CONFIG [a.b=c ...]`."""
+
+    config: Path
+    overrides: tuple[str, ...]
+
+
+def parse_arguments(argv: Iterable[str], *, usage: str) -> Arguments:
+    """CONFIG as an argument or `--config`; `--local_rank` is what the deepspeed command puts in, and is ignored."""
+    config: str | None = None
+    overrides: list[str] = []
+    words = iter(argv)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag in ("--local_rank", "--local-rank"):
+            if not equals:
+                next(words, None)
+        elif flag == "--config" or (not word.startswith("-") and not equals):
+            found = value if equals else (next(words, None) if flag == "--config" else word)
+            if config is not None or not found:
+                raise ConfigError(f"one config is wanted, got {config!r} and {found!r}. {usage}")
+            config = found
+        elif equals and not word.startswith("-"):
+            overrides.append(word)
+        else:
+            raise ConfigError(f"unknown option {word!r}. {usage}")
+    if config is None:
+        raise ConfigError(f"no config given. {usage}")
+    return Arguments(Path(config), tuple(overrides))
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = (), *, world_size: int | None = None) -> RunConfig:
+    """Read, compose and check a run config. With `world_size`, the layout too. Raises ConfigError with every fault."""
+    tree = compose(path, overrides, section_names=SECTIONS)
+    if isinstance(tree.get("deepspeed"), str):
+        tree["deepspeed"] = _read_json(tree["deepspeed"])
+    try:
+        config = validate(RunConfig, tree)
+    except ConfigError as error:
+        raise ConfigError([*error.faults, *_faults_of_the_sound_sections(tree, error, world_size)]) from None
+    faults = cross_faults(config.model, config.parallel, config.training, config.lr_scheduler, world_size=world_size)
+    faults += _deepspeed_faults(config, world_size=world_size)
+    if faults:
+        raise ConfigError(faults)
+    _check_own_folder(Path(path), config)
+    return config
+
+
+def cross_faults(
+    model: ModelConfig, parallel: ParallelConfig, training: TrainingConfig, scheduler: SchedulerConfig, *, world_size: int | None
+) -> list[Fault]:
+    """What no section can see alone. Without a world, one replica of the model is taken for it."""
+    world = parallel.tp if world_size is None else world_size
+    return [*layout_faults(model, parallel, training, world_size=world), *scheduler_faults(scheduler, training)]
+
+
+def with_vocabulary(config: RunConfig, *, tokenizer_size: int) -> RunConfig:
+    """Fill in `vocab_size: auto`; a smaller number than the tokenizer's is refused, a larger one is the user's choice."""
+    size = config.model.vocab_size
+    if isinstance(size, int):
+        if size < tokenizer_size:
+            raise ConfigError([Fault("model.vocab_size", size, f"at least the tokenizer's {tokenizer_size}", "use auto")])
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": tokenizer_size})})
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError([Fault("deepspeed", path, "a mapping, or the path of a JSON file", str(error))]) from None
+    if not isinstance(value, dict):
+        raise ConfigError([Fault("deepspeed", path, "a JSON file with an object in it", "see DeepSpeed's configuration reference")])
+    return value
+
+
+def _faults_of_the_sound_sections(tree: dict[str, Any], error: ConfigError, world_size: int | None) -> list[Fault]:
+    """Faults across sections are found in the same pass when the sections that they need are sound."""
+    broken = {fault.field.split(".")[0] for fault in error.faults}
+    kinds: dict[str, type[Section]] = {
+        "model": ModelConfig,
+        "parallel": ParallelConfig,
+        "training": TrainingConfig,
+        "lr_scheduler": SchedulerConfig,
+    }
+    if broken & set(kinds):
+        return []
+    model, parallel, training, scheduler = (validate(kind, tree.get(name) or {}) for name, kind in kinds.items())
+    assert isinstance(model, ModelConfig) and isinstance(parallel, ParallelConfig)
+    assert isinstance(training, TrainingConfig) and isinstance(scheduler, SchedulerConfig)
+    return cross_faults(model, parallel, training, scheduler, world_size=world_size)
+
+
+def _deepspeed_faults(config: RunConfig, *, world_size: int | None) -> list[Fault]:
+    if config.training.engine != "deepspeed":
+        wrong = list(config.deepspeed)
+        return (
+            [Fault("deepspeed", wrong, "nothing with training.engine: torch", "remove the section, or use engine deepspeed")]
+            if wrong
+            else []
+        )
+    dp = max(1, (world_size or config.parallel.tp) // config.parallel.tp)
+    try:
+        deepspeed_config(config.training, config.optimizer, config.parallel, dp=dp, overrides=config.deepspeed)
+    except ConfigError as error:
+        return list(error.faults)
+    return []
+
+
+def _check_own_folder(path: Path, config: RunConfig) -> None:
+    """A run's saved config started from elsewhere would begin another run beside it."""
+    if (path.parent / "status.json").is_file() and path.parent.resolve() != config.run.folder.resolve():
+        raise ConfigError(
+            [
+                Fault(
+                    "run.dir",
+                    str(config.run.folder),
+                    f"the run folder that this config lies in, {path.parent}",
+                    f"start from the folder where the run was started, or add run.dir={path.parent}",
+                )
+            ]
+        )

@@ -1,0 +1,245 @@
+"""One attempt of a run on this rank: join the world, build everything, fit, and end so that status.json tells the truth."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from data_pipeline.errors import StopRequested
+from data_pipeline.loader import Dataset, Phase, RowSource
+from launcher.batches import resolve_micro_batch
+from launcher.checkpointing import Saver, Start, choose_start, restore, saved_config
+from launcher.config import RunConfig
+from launcher.devices import peak_flops
+from launcher.distributed import find_siblings, make_deterministic, start_device, start_groups
+from launcher.environment import Environment
+from launcher.faults import Faults
+from launcher.fit import Fit
+from launcher.recorder import Rates, Recorder
+from launcher.resume_policy import identity, next_phases, recorded_changes, require_same_run
+from launcher.run_folder import RunFolder, write_json
+from launcher.stopping import StopFlag
+from launcher.trackers import open_tracker
+from launcher.watchdog import FailureMark, Watchdog, explain
+from megatron_lite.checkpoint.agree import broadcast_json
+from megatron_lite.parallel.groups import ProcessGroups
+from megatron_lite.sizes import flops_per_token, num_parameters
+from megatron_lite.training.deepspeed_config import deepspeed_config
+from megatron_lite.training.engine import build_engine
+
+GROUP_TIMEOUT_EXTRA_S = 120.0  # a collective outlives the watchdog, which says more
+
+
+def run_job(config: RunConfig, environment: Environment, folder: RunFolder, datasets: list[Dataset], faults: Faults) -> int:
+    """Train; the exit code. The first rank holds the folder's lock and has opened the attempt."""
+    job = Job(config, environment, folder, datasets, faults)
+    mark = FailureMark(folder, rank=environment.rank)
+    try:
+        job.join(mark)
+        try:
+            code, state, message = job.train()
+        except StopRequested as request:
+            code, state, message = request.exit_code, "stopped", str(request)
+        job.end(code, state, message)
+    except BaseException as error:
+        code, message, details = explain(error)
+        if isinstance(error, (dist.DistError, RuntimeError)):
+            time.sleep(2)  # a lost connection is how another rank's death shows here: let that one, or the watchdog, say it
+        mark.claim(code, message, details)
+        logging.error("%s\n%s", message, details)
+    return code
+
+
+@dataclass
+class Job:
+    """What stands for the whole of an attempt on this rank."""
+
+    config: RunConfig
+    environment: Environment
+    folder: RunFolder
+    datasets: list[Dataset]
+    faults: Faults
+    stop: StopFlag = field(default_factory=StopFlag)
+
+    def join(self, mark: FailureMark) -> None:
+        """Device, process groups, signals, watchdog. Until the groups stand, a signal simply ends the process: nothing is lost."""
+        config, timeout_s = self.config, self.config.run.hang_timeout_s
+        if config.training.deterministic:
+            make_deterministic()
+        self.device = start_device(self.environment)
+        self.groups: ProcessGroups = start_groups(
+            self.environment, config.parallel, device=self.device, timeout_s=timeout_s + GROUP_TIMEOUT_EXTRA_S
+        )
+        self.stop.listen()
+        self.folder.attempt = broadcast_json(self.folder.attempt, self.groups.world)
+        log_file = self.folder.log_file(self.groups.rank)
+        logging.basicConfig(filename=log_file, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+        logging.captureWarnings(True)
+        self.watchdog = Watchdog(
+            rank=self.groups.rank,
+            stop=self.stop,
+            mark=mark,
+            siblings=find_siblings(self.groups),
+            hang_timeout_s=timeout_s,
+            log_file=log_file,
+            on_stopping=self._say_stopping,
+        )
+        self.watchdog.start()
+
+    def _say_stopping(self) -> None:
+        if self.groups.rank == 0:
+            print(f"stopping ({self.stop.reason}): this step is finished and saved first", flush=True)
+            self.folder.write_status("stopping")
+
+    def train(self) -> tuple[int, str, str]:
+        """(exit code, state, message). Raises StopRequested."""
+        config, groups = self.config, self.groups
+        start = choose_start(self.folder, config, groups)
+        rows, heldout = self._open_rows(start)
+        wanted = identity(config, rows.identity)
+        if start.state is not None:
+            require_same_run(start.state, wanted, folder=self.folder.path)
+        phases = next_phases(
+            start.state.phases if start.state else [], [source.weight for source in config.data.mixture], samples=start.samples
+        )
+        if len(phases) > 1:
+            rows, _ = self._open_rows(start, phases=[Phase(phase["from_sample"], tuple(phase["weights"])) for phase in phases])
+        total = start.total_steps(config)
+        self.recorder = Recorder(self.folder, active=groups.rank == 0, total_steps=total, rates=self._rates())
+        self._write_down(start, phases)
+        finished = f"{self.folder.path} is finished: {start.step} of {total} steps are done. To train on, raise training.steps"
+        if start.step >= total and (heldout is None or broadcast_json(self.recorder.metrics.evaluated(start.step), groups.world)):
+            return 0, "done", finished
+        self.watchdog.beat("building the model")
+        engine = build_engine(
+            config.model,
+            config.training,
+            config.optimizer,
+            config.parallel,
+            groups,
+            seed=config.run.seed,
+            device=self.device,
+            deepspeed_overrides=config.deepspeed,
+        )
+        self.watchdog.beat("loading a checkpoint")
+        restore(engine, start, self.folder, self.recorder)
+        self.watchdog.beat("starting to train")
+        Fit(
+            config=config,
+            engine=engine,
+            device=self.device,
+            rows=rows,
+            heldout=heldout,
+            start=start,
+            total_steps=total,
+            micro_batch_size=resolve_micro_batch(
+                config.training.micro_batch_size,
+                global_batch_size=config.training.global_batch_size,
+                dp=groups.dp.size,
+                sequence_length=config.training.sequence_length,
+                device_type=self.device.type,
+            ),
+            saver=Saver(self.folder, config, engine, identity=wanted, phases=phases, start=start, faults=self.faults),
+            recorder=self.recorder,
+            watchdog=self.watchdog,
+            stop=self.stop,
+            faults=self.faults,
+        ).run()
+        return 0, "done", f"done: {total} steps, in {self.folder.path}"
+
+    def _open_rows(self, start: Start, phases: list[Phase] | None = None) -> tuple[RowSource, RowSource | None]:
+        """Training and held-out rows. The first rank opens them first, and makes packing plans that are missing."""
+        config = self.config
+        mixture = [(dataset, source.weight, None) for dataset, source in zip(self.datasets, config.data.mixture)]
+        length, packing, seed = config.training.sequence_length, config.data.packing, config.run.seed
+
+        def opened() -> tuple[RowSource, RowSource | None]:
+            rows = RowSource.open(mixture, sequence_length=length, packing=packing, seed=seed, phases=phases)
+            if config.evaluation.max_sequences == 0:
+                return rows, None
+            return rows, RowSource.open(mixture, sequence_length=length, packing=packing, seed=seed, split="validation")
+
+        self.watchdog.beat("opening the data")
+        first = opened() if self.groups.rank == 0 else None
+        broadcast_json("the packing plans are there", self.groups.world)
+        self.watchdog.beat("opening the data")
+        return first or opened()
+
+    def _rates(self) -> Rates:
+        config = self.config
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        return Rates(
+            flops_per_token=flops_per_token(config.model, config.training.sequence_length),
+            num_devices=self.groups.world.size,
+            peak_flops=peak_flops(name, config.training.precision),
+        )
+
+    def _write_down(self, start: Start, phases: list[dict[str, object]]) -> None:
+        """The first rank: what changed since the last attempt, the config, and where this attempt starts."""
+        if self.groups.rank != 0:
+            return
+        config, folder, recorder = self.config, self.folder, self.recorder
+        changes = recorded_changes(saved_config(folder), config) if folder.config.exists() else []
+        if start.state is not None and phases != start.state.phases:
+            changes.append(("data.weights", start.state.phases[-1]["weights"], phases[-1]["weights"]))
+        moved = recorder.metrics.rewind(start.step, recorder.events)
+        recorder.event(
+            "started",
+            step=start.step,
+            checkpoint=str(start.path or start.weights or ""),
+            layout={"world": self.groups.world.size, "dp": self.groups.dp.size, **config.parallel.model_dump()},
+            moved_metrics=moved,
+        )
+        for key, before, after in changes:
+            recorder.say(f"changed since the last attempt: {key} {before!r} -> {after!r}")
+            recorder.event("changed", key=key, old=before, new=after)
+        for path in (folder.config, folder.attempt_folder / "config.yaml"):
+            path.write_text(config.to_yaml(), encoding="utf-8")
+        if config.training.engine == "deepspeed":
+            tree = deepspeed_config(config.training, config.optimizer, config.parallel, dp=self.groups.dp.size, overrides=config.deepspeed)
+            write_json(folder.deepspeed, tree)
+        folder.write_status(
+            "running", step=start.step, checkpoint=start.step if start.path and start.path.parent == folder.checkpoints else None
+        )
+        recorder.tracker = open_tracker(
+            folder.path,
+            config.logging.wandb,
+            name=config.run.name,
+            config=config.model_dump(mode="json"),
+            environ=os.environ,
+            warn=self._warn,
+        )
+        origin = (
+            f"from step {start.step} in {start.path}"
+            if start.path
+            else (f"with the weights of {start.weights}" if start.weights else "from step 0")
+        )
+        layout = f"dp {self.groups.dp.size} x tp {self.groups.tp.size}, ZeRO {config.parallel.zero_stage}, {config.training.precision}"
+        recorder.say(
+            f"{folder.path}: attempt {folder.attempt} {origin}; {num_parameters(config.model):,} parameters, {layout}, {self.device.type}"
+        )
+        if moved:
+            recorder.say(f"{moved} lines of metrics after step {start.step} were moved to {folder.events.name}: those steps are done again")
+
+    def _warn(self, text: str) -> None:
+        print(f"warning: {text}", flush=True)
+        logging.warning(text)
+
+    def end(self, code: int, state: str, message: str) -> None:
+        """Record how it ended, wait for the others so that no launcher ends one early, and let go of everything."""
+        recorder = self.recorder
+        if self.groups.rank == 0:
+            recorder.event(state, message=message)
+            self.folder.write_status(state, code=code, message=message)
+            recorder.say(message)
+        self.watchdog.leave()
+        if self.groups.world.group is not None:
+            dist.barrier(group=self.groups.world.group)
+        recorder.close(title=self.config.run.name)
+        self.folder.lock.release()
+        dist.destroy_process_group()

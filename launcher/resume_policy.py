@@ -1,0 +1,91 @@
+"""What may change between two attempts of a run: layout and bookkeeping freely, hyperparameters on record, the model never."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from data_pipeline.errors import ConfigError, DataError, Fault
+from launcher.config import RunConfig
+from megatron_lite.checkpoint.manifest import RunState
+
+# Prefixes of keys whose change is written to events.jsonl. What neither stands here nor is part of the identity is free.
+RECORDED = (
+    "training.steps",
+    "training.tokens",
+    "training.global_batch_size",
+    "training.precision",
+    "lr_scheduler.",
+    "optimizer.",
+)
+
+
+def identity(config: RunConfig, rows_identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is, and what it may not become: everything in RunState.identity(), from the config and the opened data."""
+    return {
+        "model": config.model.model_dump(mode="json"),
+        "tokenizer_hash": rows_identity["tokenizer_hash"],
+        "data_identity": {
+            "sources": rows_identity["sources"],
+            "packing": config.data.packing,
+            "document_mask": config.data.document_mask,
+        },
+        "seed": config.run.seed,
+        "sequence_length": config.training.sequence_length,
+    }
+
+
+def require_same_run(saved: RunState, wanted: Mapping[str, Any], *, folder: object) -> None:
+    """Raises ConfigError for another model, tokenizer, seed or sequence length, else DataError for other data; old and new shown."""
+    old = saved.identity()
+    pairs: list[tuple[str, Any, Any]] = []
+    pairs += [(f"model.{key}", before, after) for key, before, after in _differences(old["model"], wanted["model"])]
+    pairs += [("run.seed", old["seed"], wanted["seed"])]
+    pairs += [("training.sequence_length", old["sequence_length"], wanted["sequence_length"])]
+    old_data, new_data = old["data_identity"], wanted["data_identity"]
+    pairs += [(f"data.{key}", old_data[key], new_data[key]) for key in ("packing", "document_mask")]
+    pairs += [("the data's tokenizer", old["tokenizer_hash"][:16], wanted["tokenizer_hash"][:16])]
+    fix = f"a run can't change it: put the old value back, or choose another run.name than that of {folder}"
+    faults = [Fault(name, after, f"{before!r} as in the run's checkpoint", fix) for name, before, after in pairs if before != after]
+    if faults:
+        raise ConfigError(faults)
+    if old_data["sources"] != new_data["sources"]:
+        raise DataError(
+            f"the data is not what {folder} was trained on: it had {_sources(old_data['sources'])}, now {_sources(new_data['sources'])}. "
+            "Give the run its own data again, or choose another run.name (checkpoint.init_from takes the weights along)"
+        )
+
+
+def recorded_changes(saved: Mapping[str, Any], config: RunConfig) -> list[tuple[str, Any, Any]]:
+    """(key, old, new) of what changed since the run's saved config and must be on record."""
+    return [change for change in _differences(dict(saved), config.model_dump(mode="json")) if change[0].startswith(RECORDED)]
+
+
+def next_phases(phases: list[dict[str, Any]], weights: list[float], *, samples: int) -> list[dict[str, Any]]:
+    """The mixture's phases from here on: those of the run, and a new one where the weights are other than the last."""
+    if not phases:
+        return [{"from_sample": 0, "weights": weights}]
+    if _shares(phases[-1]["weights"]) == _shares(weights):
+        return phases
+    before = [phase for phase in phases if phase["from_sample"] < samples]
+    return [*before, {"from_sample": samples if before else 0, "weights": weights}]
+
+
+def _shares(weights: list[float]) -> list[float]:
+    total = sum(weights)
+    return [round(weight / total, 12) for weight in weights]
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+    found: list[tuple[str, Any, Any]] = []
+    for key in dict.fromkeys([*old, *new]):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += _differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            found.append((f"{prefix}{key}", before, after))
+    return found
+
+
+def _sources(streams: list[list[dict[str, str]]]) -> str:
+    return ", ".join(f"{source['name']} {source['hash'][:12]}" for stream in streams for source in stream) or "nothing"
