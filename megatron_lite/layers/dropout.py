@@ -7,17 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megatron_lite.parallel.random import DropoutKey, keep_mask, row_keys
+from megatron_lite.parallel.random import keep_mask, row_keys
 
 
 @dataclass(frozen=True)
 class DropoutPlace:
-    """Where in the run's dropout a forward stands: the step's key and the rows' sample numbers [B].
+    """Where in the run's dropout a forward stands: the keys of its rows, int64 [B] (`random.sample_keys`).
 
     `first_position` is the place in the row of this rank's first position: not 0 where activations are split along S.
     """
 
-    key: DropoutKey
     samples: Tensor
     first_position: int = 0
 
@@ -27,7 +26,7 @@ def dropout(x: Tensor, probability: float, place: DropoutPlace | None, *, site: 
     if place is None or probability == 0.0:
         return x
     positions = torch.arange(x.shape[1], device=x.device) + place.first_position
-    keep = keep_mask(row_keys(place.key, site, place.samples[:, None], positions), x.shape[2], probability)
+    keep = keep_mask(row_keys(place.samples[:, None], site, positions), x.shape[2], probability)
     return x.masked_fill(~keep, 0.0) * (1.0 / (1.0 - probability))
 
 
@@ -35,6 +34,6 @@ def attention_dropout(probabilities: Tensor, probability: float, place: DropoutP
     """The same for attention probabilities [B, H/tp, S, T], by global head, query's and key's place in the row."""
     heads = torch.arange(probabilities.shape[1], device=probabilities.device)[:, None] + first_head
     queries = torch.arange(probabilities.shape[2], device=probabilities.device)
-    keys = row_keys(place.key, site, place.samples[:, None, None], heads, queries)
+    keys = row_keys(place.samples[:, None, None], site, heads, queries)
     keep = keep_mask(keys, probabilities.shape[3], probability)
     return probabilities.masked_fill(~keep, 0.0) * (1.0 / (1.0 - probability))

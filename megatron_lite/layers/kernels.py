@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -13,18 +14,25 @@ from megatron_lite.layers.dropout import DropoutPlace, attention_dropout
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Which keys a query may see. None: causal, the queries being the last of the keys. Else bool [B, 1, S, T].
+    """Which keys a query may see. All None: causal, the queries being the last of the keys.
 
     Every query may see at least one key, so that no softmax is over nothing.
     """
 
-    allowed: Tensor | None = None
+    allowed: Tensor | None = None  # bool [B, 1, S, T]
+    pieces: tuple[int, ...] | None = None  # lengths of the document pieces, row after row: causal within each
+    segments: Tensor | None = None  # [B, S], what pieces was made from
 
     @classmethod
     def of_segments(cls, segments: Tensor) -> AttentionMask:
-        """Causal within equal numbers of segments [B, S]."""
-        same = segments[:, :, None] == segments[:, None, :]
-        return cls(same.tril_()[:, None])
+        """Causal within runs of equal numbers in [B, S]: on CPU piece by piece, which costs what the pieces cost; else as a
+        block mask, since reading the lengths would wait for the device."""
+        if segments.device.type != "cpu":
+            return cls(allowed=_blocks(segments))
+        starts = torch.ones_like(segments, dtype=torch.bool)
+        starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+        places = [*starts.flatten().nonzero()[:, 0].tolist(), segments.numel()]
+        return cls(pieces=tuple(stop - start for start, stop in itertools.pairwise(places)), segments=segments)
 
     @classmethod
     def of_positions(cls, queries: Tensor, keys: Tensor) -> AttentionMask:
@@ -36,7 +44,13 @@ class AttentionMask:
         num_queries, num_keys = queries.shape[1], keys.shape[1]
         itself = torch.ones(num_queries, num_keys, dtype=torch.bool, device=keys.device)
         itself = itself.tril(num_keys - num_queries).triu(num_keys - num_queries)
-        return cls((allowed | itself)[:, None])
+        return cls(allowed=(allowed | itself)[:, None])
+
+    def as_blocks(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+        """The same as bool, broadcasting to [B, 1, S, T]."""
+        if self.allowed is not None:
+            return self.allowed
+        return _blocks(self.segments) if self.segments is not None else _causal(num_queries, num_keys, device)
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: AttentionMask, dropout: 
     """softmax(q k^T / sqrt(E)) v: q [B, H, S, E], k and v [B, K, T, E] -> [B, H, S, E]; query head h reads head h // (H/K)."""
     if dropout is not None:
         return _by_hand(q, k, v, mask, dropout)
+    if mask.pieces is not None:
+        return _by_pieces(q, k, v, mask.pieces)
     allowed, num_queries, num_keys = mask.allowed, q.shape[2], k.shape[2]
     causal = allowed is None and num_queries == num_keys
     if allowed is None and 1 < num_queries < num_keys:  # SDPA's own causal flag would align the triangle top-left
@@ -60,10 +76,23 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: AttentionMask, dropout: 
     return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
 
+@torch.compiler.disable
+def _by_pieces(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    """Causal attention within each piece, rows laid end to end; cut by one split and joined by one cat, so that backward is
+    a cat and a split and not a full-sized gradient for every piece."""
+    queries, keys, values = (x.transpose(1, 2).flatten(0, 1).split(lengths) for x in (q, k, v))  # [n, heads, E] each
+    mixed = [
+        attention(*(x.transpose(0, 1)[None] for x in piece), mask=AttentionMask())[0].transpose(0, 1)
+        for piece in zip(queries, keys, values)
+    ]
+    whole = torch.cat(mixed)  # [B * S, H, E]
+    return whole.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)
+
+
 def _by_hand(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: AttentionDropout) -> Tensor:
     """The formula written out, in fp32: the only way to drop probabilities by their logical coordinates."""
     num_queries, num_keys, head_size = q.shape[2], k.shape[2], q.shape[3]
-    allowed = mask.allowed if mask.allowed is not None else _causal(num_queries, num_keys, q.device)
+    allowed = mask.as_blocks(num_queries, num_keys, q.device)
     grouped = q.unflatten(1, (k.shape[1], -1)).float()  # [B, K, H/K, S, E]
     scores = torch.matmul(grouped, k.float().unsqueeze(2).transpose(-1, -2)) * head_size**-0.5
     probabilities = scores.flatten(1, 2).masked_fill(~allowed, float("-inf")).softmax(dim=-1)
@@ -71,6 +100,11 @@ def _by_hand(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: Atte
         1, (k.shape[1], -1)
     )
     return torch.matmul(kept, v.float().unsqueeze(2)).flatten(1, 2).to(q.dtype)
+
+
+def _blocks(segments: Tensor) -> Tensor:
+    """bool [B, 1, S, S]: causal within equal numbers."""
+    return (segments[:, :, None] == segments[:, None, :]).tril_()[:, None]
 
 
 def _causal(num_queries: int, num_keys: int, device: torch.device) -> Tensor:

@@ -19,7 +19,7 @@ from megatron_lite.layers.positions import rotation
 from megatron_lite.models.batch import Batch
 from megatron_lite.models.block import Block
 from megatron_lite.parallel.groups import ProcessGroups
-from megatron_lite.parallel.random import DropoutKey
+from megatron_lite.parallel.random import DropoutKey, sample_keys
 
 Checkpointing = Literal["none", "selective", "full"]
 
@@ -83,12 +83,13 @@ class Decoder(nn.Module):
             mask = AttentionMask.of_positions(batch.positions, store.extend_positions(batch.positions))
         else:
             mask = AttentionMask() if batch.segments is None else AttentionMask.of_segments(batch.segments)
+        samples = sample_keys(key, batch.samples) if key is not None else None
         first = self.groups.tp.rank * (batch.length // self.groups.tp.size) if split else 0
         return ForwardContext(
             rotation=rotation(batch.positions, self.config.head_size, self.config.rope),
             mask=mask,
             split=split,
-            dropout=DropoutPlace(key, batch.samples, first) if key is not None else None,
-            attention_dropout=DropoutPlace(key, batch.samples) if key is not None else None,
+            dropout=DropoutPlace(samples, first) if samples is not None else None,
+            attention_dropout=DropoutPlace(samples) if samples is not None else None,
             store=store,
         )

@@ -1,7 +1,7 @@
 """Random bits as a pure function of logical coordinates, in integer operations that every device does alike.
 
-A *row key* of 64 bits is the hash of (seed, step, site, coordinates...); an element's 32 bits are the hash of its
-row key and its channel. Nothing depends on the layout, the device or what was drawn before.
+A *row key* of 64 bits is the hash of (seed, step, sample, site, coordinates...); an element's 32 bits are the hash of
+its row key and its channel. Nothing depends on the layout, the device or what was drawn before.
 """
 
 from __future__ import annotations
@@ -26,12 +26,18 @@ class DropoutKey:
     step: int
 
 
-def row_keys(key: DropoutKey, site: str, *coordinates: Tensor) -> Tensor:
-    """int64 hash of (seed, step, site, coordinates...); the coordinates are int64 tensors that broadcast together."""
-    state = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "little")
+def sample_keys(key: DropoutKey, samples: Tensor) -> Tensor:
+    """int64 hash of (seed, step, sample) for each of the samples [B]."""
+    state = 0
     for word in (key.seed, key.step):
         state = _mix_number(state ^ _mix_number((word + _GOLDEN) & _WORD))
-    keys = torch.full((), _signed(state, 64), dtype=torch.int64, device=coordinates[0].device)
+    return _mix(_mix(samples + _signed(_GOLDEN, 64)) ^ _signed(state, 64))
+
+
+def row_keys(samples: Tensor, site: str, *coordinates: Tensor) -> Tensor:
+    """int64 hash of (sample key, site, coordinates...); sample keys and coordinates are int64 tensors that broadcast."""
+    name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "little")
+    keys = _mix(samples ^ _signed(name, 64))
     for coordinate in coordinates:
         keys = _mix(keys ^ _mix(coordinate + _signed(_GOLDEN, 64)))
     return keys
