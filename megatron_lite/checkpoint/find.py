@@ -9,7 +9,8 @@ from typing import Any
 
 from data_pipeline.errors import CheckpointError
 from data_pipeline.storage import fsync_folder
-from megatron_lite.checkpoint.agree import broadcast_json
+from megatron_lite.checkpoint.agree import broadcast_json, raise_together
+from megatron_lite.checkpoint.load import verify_checkpoint
 from megatron_lite.checkpoint.manifest import RunState, read_manifest, state_from_json
 from megatron_lite.parallel.groups import ProcessGroups
 
@@ -95,10 +96,32 @@ def newest_checkpoint(root: Path, groups: ProcessGroups, *, allow_fallback: bool
     """The newest checkpoint, chosen by rank 0 for all; None where none was ever committed. Collective over the world.
 
     Raises CheckpointError on every rank where the newest is damaged and `allow_fallback` is off, or where no good one is left.
+    With `allow_fallback` every byte is read before the choice falls, a share of the files on each rank.
     """
-    answer = broadcast_json(_choose(root, allow_fallback=allow_fallback) if groups.rank == 0 else None, groups.world)
-    if answer is None:
-        return None
+    damaged: dict[str, str] = {}
+    while True:
+        answer = broadcast_json(_choose(root, damaged, allow_fallback=allow_fallback) if groups.rank == 0 else None, groups.world)
+        if answer is None:
+            return None
+        choice = _choice(answer)
+        damage = _damage(choice.info.path, groups) if allow_fallback else None
+        if damage is None:
+            return choice
+        damaged[choice.info.path.name] = damage
+
+
+def checkpoint_at(path: Path, groups: ProcessGroups) -> CheckpointInfo:
+    """The checkpoint in this very folder, inspected by rank 0 for all. Collective. Raises CheckpointError on every rank."""
+    answer: dict[str, Any] = {}
+    if groups.rank == 0:
+        info = inspect_checkpoint(Path(path))
+        answer = (
+            {"error": info} if isinstance(info, str) else {"info": dict(asdict(info), path=str(path)), "passed_over": [], "unfinished": []}
+        )
+    return _choice(broadcast_json(answer, groups.world)).info
+
+
+def _choice(answer: dict[str, Any]) -> Choice:
     if "error" in answer:
         raise CheckpointError(answer["error"])
     info = dict(answer["info"], path=Path(answer["info"]["path"]), state=state_from_json(answer["info"]["state"]))
@@ -106,19 +129,36 @@ def newest_checkpoint(root: Path, groups: ProcessGroups, *, allow_fallback: bool
     return Choice(CheckpointInfo(**info), passed_over, [Path(path) for path in answer["unfinished"]])
 
 
-def _choose(root: Path, *, allow_fallback: bool) -> dict[str, Any] | None:
+def _choose(root: Path, damaged: dict[str, str], *, allow_fallback: bool) -> dict[str, Any] | None:
+    """`damaged` are folders that look complete but are not, with the reason."""
     try:
         found = survey(root)
     except OSError as error:  # told to every rank, as any other outcome
         return {"error": f"can't look for checkpoints in {root}: {error.strerror}"}
     if not found.complete and not found.damaged:
         return None
-    best = found.complete[-1] if found.complete else None
-    later = [(path, reason) for path, reason in found.damaged if best is None or _step(path) > best.step]
+    complete = [info for info in found.complete if info.path.name not in damaged]
+    bad = found.damaged + [(info.path, damaged[info.path.name]) for info in found.complete if info.path.name in damaged]
+    best = complete[-1] if complete else None
+    later = sorted((path, reason) for path, reason in bad if best is None or _step(path) > best.step)
     if best is None or (later and not allow_fallback):
-        return {"error": _refusal(root, later, found.complete)}
+        return {"error": _refusal(root, later, complete)}
     info = dict(asdict(best), path=str(best.path))
     return {"info": info, "passed_over": [(str(path), why) for path, why in later], "unfinished": [str(path) for path in found.unfinished]}
+
+
+def _damage(path: Path, groups: ProcessGroups) -> str | None:
+    """What is wrong with the bytes of a checkpoint, the same on every rank; None where nothing is."""
+    error: Exception | None = None
+    try:
+        verify_checkpoint(path, share=groups.world.rank, shares=groups.world.size)
+    except Exception as caught:
+        error = caught
+    try:
+        raise_together(error, groups.world, doing=f"{path.name} is damaged")
+    except CheckpointError as told:
+        return str(told)
+    return None
 
 
 def _refusal(root: Path, damaged: list[tuple[Path, str]], complete: list[CheckpointInfo]) -> str:

@@ -16,7 +16,7 @@ import torch
 
 from data_pipeline.errors import CheckpointError, ConfigError
 from megatron_lite.checkpoint import save as saving
-from megatron_lite.checkpoint.find import Choice, find_checkpoints, newest_checkpoint, quarantine, survey
+from megatron_lite.checkpoint.find import Choice, checkpoint_at, find_checkpoints, newest_checkpoint, quarantine, survey
 from megatron_lite.checkpoint.load import load_into, verify_checkpoint
 from megatron_lite.checkpoint.retention import apply_retention
 from megatron_lite.checkpoint.save import save_checkpoint
@@ -127,6 +127,30 @@ def test_a_damaged_newest_is_refused(tmp_path: Path, damage: str) -> None:
     assert choice.info.step == 4 and [path for path, _ in choice.passed_over] == [newest]
     quarantine(choice.passed_over[0][0])
     assert _newest(tmp_path).info.step == 4
+
+
+def test_a_flipped_byte_is_passed_over(tmp_path: Path) -> None:
+    """A checkpoint that looks whole but has a flipped byte is refused when loaded; a fallback finds it before choosing."""
+    _save(tmp_path, 2)
+    newest = _save(tmp_path, 4)
+    path = next(newest.glob("*.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"checkpoint.allow_fallback=true"):
+        _holds(_newest(tmp_path).info.path, 4)
+    choice = _newest(tmp_path, allow_fallback=True)
+    assert choice.info.step == 2 and choice.passed_over[0][0] == newest and path.name in choice.passed_over[0][1]
+    assert _holds(choice.info.path, 2)
+
+
+def test_a_checkpoint_by_its_path(tmp_path: Path) -> None:
+    """One that is named outright is that one, or an error that says what is wrong with it."""
+    path = _save(tmp_path, 2)
+    assert checkpoint_at(path, ProcessGroups.single()).state.samples == 32
+    (path / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="not a complete checkpoint"):
+        checkpoint_at(path, ProcessGroups.single())
 
 
 def test_only_damaged_ones(tmp_path: Path) -> None:
