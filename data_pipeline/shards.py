@@ -2,10 +2,8 @@
 
     tokens        uint16 or uint32: document after document, each ended by the end-of-document id
     offsets       int64[documents + 1]: where each document begins in `tokens`; the last is their number
-    ids           uint8[16 x documents]: each document's id
     text_bytes    int64[documents]: UTF-8 bytes of each text
-    files, records   uint32, int64[documents]: where the text stood: file (a line of `file_names`) and number in it, from 1
-    file_names    uint8: UTF-8, one a line, \\n in a name written as \\\\n
+    ids, files, records, file_names   as in document_index.py
 The header holds dtype, vocabulary, end-of-document id, tokenizer hash and the counts, so a shard can be read alone.
 """
 
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.blockfile import REMEDY, BlockFile, BlockWriter, write_blockfile
+from data_pipeline.document_index import Index, IndexWriter
 from data_pipeline.errors import DataError
 
 
@@ -72,11 +71,8 @@ class ShardWriter:
         self._out, self._path, self._vocabulary = out, path, vocabulary
         self._dtype = token_dtype(vocabulary.size - 1)
         self._lengths: list[int] = []
-        self._ids: list[bytes] = []
+        self._index = IndexWriter()
         self._text_bytes: list[int] = []
-        self._files: dict[str, int] = {}
-        self._file_of: list[int] = []
-        self._records: list[int] = []
         self._eod = np.array([vocabulary.eod_id], dtype=self._dtype)
         out.meta.update(
             source=source,
@@ -104,22 +100,14 @@ class ShardWriter:
                 )
         self._out.append(np.concatenate([tokens.astype(self._dtype), self._eod]))
         self._lengths.append(tokens.size + 1)
-        self._ids.append(bytes.fromhex(document.id))
+        self._index.add(document.id, document.file, document.record)
         self._text_bytes.append(document.text_bytes)
-        self._file_of.append(self._files.setdefault(document.file, len(self._files)))
-        self._records.append(document.record)
 
     def finish(self) -> None:
         offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.array(self._lengths, dtype=np.int64))])
-        ids = np.frombuffer(b"".join(self._ids), dtype=np.uint8)
-        assert ids.size == 16 * len(self._lengths), "a document's id is 32 hex digits"
         self._out.add("offsets", offsets)
-        self._out.add("ids", ids)
         self._out.add("text_bytes", np.array(self._text_bytes, dtype=np.int64))
-        self._out.add("files", np.array(self._file_of, dtype=np.uint32))
-        self._out.add("records", np.array(self._records, dtype=np.int64))
-        names = "\n".join(name.replace("\n", "\\n") for name in self._files)
-        self._out.add("file_names", np.frombuffer(names.encode("utf-8", "backslashreplace"), dtype=np.uint8))
+        self._index.finish(self._out)
         self._out.meta.update(documents=len(self._lengths), tokens=int(offsets[-1]), text_bytes=sum(self._text_bytes))
 
 
@@ -128,6 +116,7 @@ class Shard:
 
     def __init__(self, path: str | Path) -> None:
         self._file = BlockFile(path, kind="shard")
+        self._index = Index(self._file)
         self.path = self._file.path
         self.meta = self._file.meta
         self.num_documents: int = self.meta["documents"]
@@ -156,15 +145,14 @@ class Shard:
         return self.tokens(int(self.offsets[number]), int(self.offsets[number + 1]))
 
     def document_id(self, number: int) -> str:
-        return self._file.read("ids", 16 * number, 16 * (number + 1)).tobytes().hex()
+        return self._index.id(number)
 
     def text_bytes(self, number: int) -> int:
         return int(self._file.read("text_bytes", number, number + 1)[0])
 
     def origin(self, number: int) -> tuple[str, int]:
         """The file that a document came from, and its number in it, from 1."""
-        names = self._file.read("file_names").tobytes().decode().split("\n")
-        return names[int(self._file.read("files", number, number + 1)[0])], int(self._file.read("records", number, number + 1)[0])
+        return self._index.origin(number)
 
     def verify(self) -> None:
         """Check every byte, every id, and that each document ends in the one end id that it has."""

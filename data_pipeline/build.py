@@ -1,0 +1,272 @@
+"""Raw text to a dataset folder: the stages in order, each kept under a key of all that it depends on.
+
+Killed at any moment and started again, a build goes on and ends with the same bytes; so it does with any number of
+workers. The dataset appears as a whole, by one rename, and nothing in it says when or where it was built.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_pipeline.cache_key import cache_key
+from data_pipeline.config import DataConfig, PackingConfig
+from data_pipeline.dataset import Dataset
+from data_pipeline.dedup.stage import Duplicates, count, deduplicate, listed
+from data_pipeline.errors import ConfigError, DataError, Fault, RunInUseError
+from data_pipeline.ingest import ingest
+from data_pipeline.inputs import ReadTask, describe_inputs, find_inputs
+from data_pipeline.manifest import Manifest, ShardEntry, SourceEntry, source_hash, write_manifest
+from data_pipeline.pool import Workers, started
+from data_pipeline.progress import Progress, duration, size
+from data_pipeline.report import write_report
+from data_pipeline.sharding import ShardJob, make_shard, plan_shards
+from data_pipeline.shards import token_dtype
+from data_pipeline.split import held_out
+from data_pipeline.step import Ledger
+from data_pipeline.storage import atomic_folder, remove_leftovers
+from data_pipeline.store import DocumentStore
+from data_pipeline.summary import dedup_line, plan_line, summary_lines
+from data_pipeline.tokenizer.facts import TokenizerFacts
+from data_pipeline.tokenizer.stage import make_tokenizer
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the last stage puts together."""
+
+    config: DataConfig
+    key: str
+    tasks: list[ReadTask]
+    store: DocumentStore
+    duplicates: Duplicates | None
+    facts: TokenizerFacts
+    jobs: list[ShardJob]
+    entries: list[ShardEntry]
+    ledger: Ledger
+
+
+def build(config: DataConfig, *, quiet: bool = False, replace: bool = False) -> Dataset:
+    """Build the dataset, or finish a build that was killed, or find that it is there already. `replace`: a different
+    dataset in the output folder gives way once the new one is complete.
+
+    Raises ConfigError where the output holds something else, DataError where the text can't be used, RunInUseError while
+    another build of the same output runs.
+    """
+    progress = Progress(quiet=quiet)
+    begin = time.monotonic()
+    with _lock(config.work_folder), started(config.workers) as workers:
+        remove_leftovers(config.folder)
+        tasks = find_inputs(config, workers, progress)
+        key = cache_key("build", config.content(), [task.key for task in tasks])
+        ready = _ready(config.folder, key, replace=replace)
+        if ready is None:
+            built = _stages(config, tasks, key, workers, progress)
+            _assemble(built, replace=replace)
+            _prune(built)
+        dataset = Dataset.open(config.folder)
+        plans = make_plans(dataset, config.packing)
+    if ready is not None:
+        progress.say(f"{config.folder} is up to date: the same config and the same input files made it")
+    else:
+        progress.say(f"\n{config.folder} is ready after {duration(time.monotonic() - begin)}")
+    asked = config.tokenizer.vocab_size if config.tokenizer.type == "bpe" else None
+    for line in [*summary_lines(dataset, plans, asked_vocab=asked), *_where(config)]:
+        progress.say(line)
+    return dataset
+
+
+def make_plans(dataset: Dataset, packing: Sequence[PackingConfig]) -> list[str]:
+    """Make the packing plans that are missing; a line about each."""
+    lines = []
+    for plan in packing:
+        for source in [*dataset.sources, *dataset.validation]:
+            made = source.plan(plan.sequence_length, plan.method)
+            lines.append(plan_line(source, made, sequence_length=plan.sequence_length, method=plan.method))
+    return lines
+
+
+def _stages(config: DataConfig, tasks: list[ReadTask], key: str, workers: Workers, progress: Progress) -> Built:
+    work = config.work_folder
+    names = [source.name for source in config.sources]
+    store, ledger = ingest(
+        tasks, normalise=config.normalise, strict=config.strict, folder=work / "documents", workers=workers, progress=progress
+    )
+    document_keys = [task.key for task in tasks]
+    duplicates = None
+    kept = np.ones(store.num_documents, dtype=bool)
+    chain = ["read", "normalise"]
+    if config.dedup is not None and (config.dedup.exact or config.dedup.minhash is not None):
+        path = work / "dedup" / f"{cache_key('dedup', config.dedup.model_dump(mode='json'), names, document_keys)}.duplicates"
+        duplicates = deduplicate(store, config.dedup, priorities=names, path=path, workers=config.workers, progress=progress)
+        count(store, duplicates, ledger)
+        kept = duplicates.kept(store.num_documents)
+        chain.append("dedup")
+        progress.say(dedup_line(duplicates.stats))
+    validation = held_out(store.keys(), kept, fraction=config.validation.fraction, seed=config.seed)
+    train = kept & ~validation
+    tokenizer_key = cache_key(
+        "tokenizer", config.tokenizer.model_dump(mode="json"), config.seed, config.validation.fraction, document_keys, _content(kept)
+    )
+    tokenizer_path = work / "tokenizer" / f"{tokenizer_key}.json"
+    facts = make_tokenizer(config.tokenizer, store, train, seed=config.seed, path=tokenizer_path, workers=config.workers, progress=progress)
+    jobs = plan_shards(
+        store,
+        kept,
+        validation,
+        sources=names,
+        vocabulary=facts.vocabulary,
+        tokenizer_path=tokenizer_path,
+        tokenizer_type=facts.type,
+        folder=work / "shards",
+    )
+    with progress.stage("encode", sum(job.text_bytes for job in jobs)) as advance:
+        entries = workers.run(make_shard, jobs, advance=advance)
+    for job, entry in zip(jobs, entries):
+        tally = ledger.tally("encode", job.source)
+        for amount in (tally.read, tally.kept, tally.written):
+            amount.add(entry.text_bytes, entry.documents)
+    ledger.balance(chain=[*chain, "encode"])
+    return Built(config, key, tasks, store, duplicates, facts, jobs, entries, ledger)
+
+
+def _content(kept: np.ndarray) -> str:
+    return np.packbits(kept).tobytes().hex() if kept.size < 4096 else cache_key("dedup", np.packbits(kept).tobytes().hex())
+
+
+# ------------------------------------------------------------------------------------------------ the folder
+
+
+def _assemble(built: Built, *, replace: bool) -> None:
+    """The whole folder beside its place, then one rename."""
+    with atomic_folder(built.config.folder, replace=replace) as folder:
+        (folder / "shards").mkdir()
+        for job in built.jobs:
+            _link(job.path, folder / "shards" / job.name)
+        facts = built.facts
+        (folder / "tokenizer.json").write_text(facts.json_text, encoding="utf-8")
+        (folder / "tokenizer_config.json").write_text(facts.config_json(), encoding="utf-8")
+        np.save(folder / "token_bytes.npy", facts.token_bytes)
+        if built.duplicates is not None:
+            with open(folder / "duplicates.jsonl", "w", encoding="utf-8") as file:
+                for line in listed(built.store, built.duplicates):
+                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        manifest = _manifest(built)
+        write_manifest(folder, manifest)
+        dataset = Dataset.open(folder)
+        plans = make_plans(dataset, built.config.packing)
+        asked = built.config.tokenizer.vocab_size if facts.type == "bpe" else None
+        write_report(
+            folder / "report.html",
+            dataset,
+            built.duplicates,
+            summary_lines(dataset, plans, asked_vocab=asked),
+            title=built.config.folder.name,
+        )
+
+
+def _manifest(built: Built) -> Manifest:
+    facts = built.facts
+    sources: list[SourceEntry] = []
+    for name in [source.name for source in built.config.sources]:
+        for split in ("train", "validation"):
+            shards = tuple(entry for job, entry in zip(built.jobs, built.entries) if (job.source, job.split) == (name, split))
+            if shards:
+                digest = source_hash(name, split, shards, tokenizer_hash=facts.vocabulary.tokenizer_hash)
+                sources.append(SourceEntry(name=name, split=split, shards=shards, hash=digest))
+    return Manifest(
+        vocabulary=facts.vocabulary,
+        tokenizer=facts.to_manifest(),
+        dtype=token_dtype(facts.vocabulary.size - 1).str,
+        sources=tuple(sources),
+        ledger=built.ledger.to_dict(),
+        config={"build_key": built.key, **built.config.content(), "inputs": describe_inputs(built.tasks)},
+    )
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same bytes under another name; copied where the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _ready(folder: Path, key: str, *, replace: bool) -> Dataset | None:
+    """The finished dataset of this key, None where the place is free (or to be freed). Raises ConfigError otherwise."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        if folder.exists():
+            folder.rmdir()
+        return None
+    try:
+        dataset = Dataset.open(folder)
+    except DataError:
+        if (folder / "manifest.json").exists() and replace:
+            return None
+        raise ConfigError(
+            [
+                Fault(
+                    "output",
+                    str(folder),
+                    "a folder that doesn't exist yet, or a dataset of ours",
+                    "choose another output, or move the folder away",
+                )
+            ]
+        ) from None
+    if dataset.manifest.config.get("build_key") == key:
+        return dataset
+    if replace:
+        return None
+    raise ConfigError(
+        [
+            Fault(
+                "output",
+                str(folder),
+                "a place for this dataset",
+                "another config, or other input files, made the dataset there: choose another output, or add --replace",
+            )
+        ]
+    )
+
+
+@contextmanager
+def _lock(work: Path) -> Iterator[None]:
+    """Hold the work folder; a dead build's hold is gone with it. What killed writers left there is removed."""
+    work.mkdir(parents=True, exist_ok=True)
+    with open(work / "lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunInUseError(f"another build is writing {work}: wait for it, or choose another output") from None
+        for path in work.glob("*/.*.tmp-*"):
+            path.unlink(missing_ok=True)
+        yield
+
+
+def _prune(built: Built) -> None:
+    """Delete work of other configs, so that the work folder stays as large as one build needs."""
+    used = {part.path for part in built.store.parts} | {job.path for job in built.jobs} | {job.done_path for job in built.jobs}
+    used |= {built.config.work_folder / "documents" / f"{task.key}.json" for task in built.tasks}
+    used |= {Path(job.tokenizer_path) for job in built.jobs}
+    for stage in ("documents", "tokenizer", "shards"):
+        for path in (built.config.work_folder / stage).glob("*"):
+            if path not in used:
+                path.unlink()
+
+
+def _where(config: DataConfig) -> list[str]:
+    work = sum(path.stat().st_size for path in config.work_folder.rglob("*") if path.is_file())
+    return [
+        f"  {'where':<12}{config.folder}/report.html, {config.folder}/manifest.json",
+        f"  {'':<12}{config.work_folder} ({size(work)}): makes the next build fast, safe to delete",
+        f"  {'next':<12}mlite data inspect {config.folder}",
+    ]

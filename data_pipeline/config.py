@@ -1,0 +1,128 @@
+"""The data config: what to read, what to do with it, where the dataset goes. Light: the CLI reads it before anything heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from data_pipeline.dedup.config import DedupConfig
+from data_pipeline.normalise import NormaliseConfig
+from data_pipeline.schema import Section, compose, validate
+
+Method = Literal["best_fit", "concat"]
+
+
+class SourceConfig(Section):
+    """Where some text comes from: `files` (paths, folders, globs) or `dataset` (a Hugging Face name or folder).
+
+    Of duplicates between sources, the one whose source stands first in the config stays.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    files: str | list[str] | None = None
+    format: Literal["auto", "txt", "jsonl", "parquet"] = "auto"
+    txt_documents: Literal["file", "line"] = "file"
+    dataset: str | None = None
+    dataset_config: str | None = None
+    split: str = "train"
+    streaming: bool = True
+    text_field: str = "text"
+
+    @model_validator(mode="after")
+    def _one_of(self) -> SourceConfig:
+        if (self.files is None) == (self.dataset is None):
+            raise ValueError("exactly one of files and dataset | files: 'raw/*.jsonl' for files, dataset: owner/name for Hugging Face")
+        foreign = {"dataset_config", "split", "streaming"} if self.dataset is None else {"format", "txt_documents"}
+        if given := foreign & self.model_fields_set:
+            kind = "a source of files" if self.dataset is None else "a Hugging Face dataset"
+            raise ValueError(f"no {', '.join(sorted(given))} for {kind} | remove it")
+        return self
+
+
+class TokenizerConfig(Section):
+    """bpe: trained on this text. bytes: every byte a token. pretrained: a tokenizer.json, or the folder that holds one."""
+
+    type: Literal["bpe", "bytes", "pretrained"] = "bpe"
+    vocab_size: int = Field(4096, ge=257)  # bpe: with the 256 bytes and the end of document
+    pretokenizer: Literal["gpt2", "llama3"] = "gpt2"
+    max_train_bytes: int = Field(1 << 31, ge=1)  # bpe: a larger corpus is sampled, by hash, down to about this
+    name_or_path: str | None = None
+    eod_token: str | None = None  # pretrained: what ends a document, where its files don't say
+    bos_token: str | None = None
+
+    @model_validator(mode="after")
+    def _keys_of_the_type(self) -> TokenizerConfig:
+        keys = {
+            "bpe": {"vocab_size", "pretokenizer", "max_train_bytes"},
+            "bytes": set(),
+            "pretrained": {"name_or_path", "eod_token", "bos_token"},
+        }[self.type]
+        if given := self.model_fields_set - keys - {"type"}:
+            raise ValueError(f"no {', '.join(sorted(given))} for a tokenizer of type {self.type} | remove it, or choose another type")
+        if self.type == "pretrained" and not self.name_or_path:
+            raise ValueError("name_or_path for a pretrained tokenizer | the path of a tokenizer.json or of the folder that holds it")
+        return self
+
+
+class ValidationConfig(Section):
+    """Documents held out of training, chosen by a hash of their text: the choice stays as the corpus grows."""
+
+    fraction: float = Field(0.01, ge=0.0, lt=1.0)
+
+
+class PackingConfig(Section):
+    """A packing plan to make at once; others are made when a run needs them."""
+
+    sequence_length: int = Field(ge=1)
+    method: Method = "best_fit"
+
+
+class DataConfig(Section):
+    """Raw text to a dataset folder."""
+
+    output: str
+    seed: int = Field(1234, ge=0)  # which documents are held out, and which the tokenizer is trained on
+    sources: list[SourceConfig] = Field(min_length=1)
+    normalise: NormaliseConfig = NormaliseConfig()
+    dedup: DedupConfig | None = Field(default_factory=DedupConfig)
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    validation: ValidationConfig = ValidationConfig()
+    packing: list[PackingConfig] = []
+    strict: bool = False  # true: the first record that can't be read stops the build
+    workers: int = Field(2, ge=1)
+
+    @field_validator("output")
+    @classmethod
+    def _somewhere(cls, value: str) -> str:
+        if not value or "://" in value:
+            raise ValueError("a local folder | the dataset is written there; raw text may be remote, the dataset may not")
+        return value
+
+    @field_validator("sources")
+    @classmethod
+    def _names_differ(cls, value: list[SourceConfig]) -> list[SourceConfig]:
+        names = [source.name for source in value]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"a name of its own for each source | {', '.join(twice)} is given twice")
+        return value
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.output)
+
+    @property
+    def work_folder(self) -> Path:
+        """What a later build can use again; deleting it costs time and nothing else."""
+        return self.folder.with_name(self.folder.name + ".work")
+
+    def content(self) -> dict[str, Any]:
+        """The part that decides what is built: not where, nor with how many workers, nor which plans are added."""
+        return self.model_dump(mode="json", exclude={"output", "workers", "packing"})
+
+
+def load_data_config(path: str | Path, overrides: Iterable[str] = ()) -> DataConfig:
+    """Read and check a data config; raises ConfigError with every fault."""
+    return validate(DataConfig, compose(path, overrides))

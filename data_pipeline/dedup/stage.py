@@ -1,0 +1,91 @@
+"""Deduplication as a stage of the build: over the document store, with its result kept as a small file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.blockfile import BlockFile, write_blockfile
+from data_pipeline.dedup.config import DedupConfig
+from data_pipeline.dedup.run import DocRecord, find_duplicates
+from data_pipeline.pool import Report
+from data_pipeline.progress import Progress
+from data_pipeline.step import Ledger
+from data_pipeline.store import DocumentStore
+
+REASONS = ("exact", "near")
+REMOVAL = np.dtype([("removed", "<i8"), ("kept", "<i8"), ("jaccard", "<f8"), ("reason", "u1")])
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """`removals`: one REMOVAL for each document that goes, by its number; `stats`: what the search counted."""
+
+    removals: np.ndarray
+    stats: dict[str, Any]
+
+    def kept(self, num_documents: int) -> np.ndarray:
+        """bool[documents]"""
+        stays = np.ones(num_documents, dtype=bool)
+        stays[self.removals["removed"]] = False
+        return stays
+
+
+def deduplicate(
+    store: DocumentStore, config: DedupConfig, *, priorities: Sequence[str], path: Path, workers: int, progress: Progress
+) -> Duplicates:
+    """Find the duplicates, or take them from `path` where they were found before. `priorities`: source names, best first."""
+    if not path.exists():
+        _find(store, config, priorities=priorities, path=path, workers=workers, progress=progress)
+    file = BlockFile(path, kind="duplicates")
+    return Duplicates(removals=file.read("removals"), stats=file.meta)
+
+
+def _find(store: DocumentStore, config: DedupConfig, *, priorities: Sequence[str], path: Path, workers: int, progress: Progress) -> None:
+    with progress.stage("deduplicate", store.text_bytes) as advance:
+        found = find_duplicates(_records(store, priorities, advance), config, fetch=store.fetch, workers=workers)
+    table = np.zeros(len(found.removed), dtype=REMOVAL)
+    for place, (id, removal) in enumerate(found.removed.items()):
+        table[place] = (store.number_of(id), store.number_of(removal.kept_id), removal.jaccard, REASONS.index(removal.reason))
+    with write_blockfile(path, kind="duplicates") as out:
+        out.add("removals", table[np.argsort(table["removed"])])
+        out.meta.update(found.stats)
+
+
+def _records(store: DocumentStore, priorities: Sequence[str], advance: Report) -> Iterator[DocRecord]:
+    for number, part in enumerate(store.parts):
+        priority = priorities.index(store.source(number))
+        for inside in range(part.num_documents):
+            yield DocRecord(part.id(inside), part.text(inside), priority)
+            advance(int(part.offsets[inside + 1] - part.offsets[inside]))
+
+
+def count(store: DocumentStore, duplicates: Duplicates, ledger: Ledger) -> None:
+    """Write what was kept and dropped into the ledger."""
+    lengths = store.lengths()
+    reason = np.full(store.num_documents, -1, dtype=np.int8)
+    reason[duplicates.removals["removed"]] = duplicates.removals["reason"]
+    for number, part in enumerate(store.parts):
+        tally = ledger.tally("dedup", store.source(number))
+        here = slice(store.first(number), store.first(number) + part.num_documents)
+        for length, why in zip(lengths[here].tolist(), reason[here].tolist()):
+            if why < 0:
+                tally.keep(length)
+            else:
+                tally.drop(f"{REASONS[why]}_duplicate", length)
+
+
+def listed(store: DocumentStore, duplicates: Duplicates) -> Iterator[dict[str, Any]]:
+    """Every removed document with the one that stays in its place, for people to read."""
+    for removed, kept, jaccard, reason in duplicates.removals.tolist():
+        yield {"removed": _named(store, removed), "kept": _named(store, kept), "reason": REASONS[reason], "jaccard": round(jaccard, 6)}
+
+
+def _named(store: DocumentStore, number: int) -> dict[str, Any]:
+    part, inside = store.find(number)
+    file, record = store.parts[part].origin(inside)
+    return {"id": store.parts[part].id(inside), "source": store.source(part), "file": file, "record": record}

@@ -1,0 +1,168 @@
+"""What there is to read: every input file with the hash of its bytes, in tasks of a size that suits a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.cache_key import cache_key
+from data_pipeline.config import DataConfig, SourceConfig
+from data_pipeline.errors import ConfigError, DataError, Fault
+from data_pipeline.pool import Report, Workers
+from data_pipeline.progress import Progress
+from data_pipeline.storage import atomic_write, is_url, list_files, named_files, sha256_file
+
+TASK_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """`name` is relative to its root and goes into document ids; `hash` is the sha256 of the bytes as stored; `stamp` tells
+    whether it was touched since."""
+
+    path: str
+    name: str
+    num_bytes: int
+    hash: str
+    stamp: tuple[Any, ...]
+
+    def check(self) -> None:
+        """Raises DataError if the file isn't the one that was hashed, so that a mixture of two states is never built."""
+        if stamp_of(self.path) != self.stamp:
+            raise DataError(f"{self.path} changed while the build was reading it. Run the same command again when it is complete.")
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """Some consecutive files of one source (or one Hugging Face dataset), and the key of what reading them gives."""
+
+    source: SourceConfig
+    files: tuple[InputFile, ...]
+    num_bytes: int
+    key: str
+
+
+def find_inputs(config: DataConfig, workers: Workers, progress: Progress) -> list[ReadTask]:
+    """All read tasks, sources in the order of the config, files in the order of their names. Raises DataError for a
+    source without files, and for two sources that have a file in common."""
+    listed = {source.name: _listed(source) for source in config.sources}
+    _check_disjoint(listed)
+    hashes = _hashes([path for pairs in listed.values() for path, _ in pairs], config.work_folder / "inputs.json", workers, progress)
+    tasks: list[ReadTask] = []
+    for source in config.sources:
+        files = [InputFile(path, name, *hashes[path]) for path, name in listed[source.name]]
+        settings = [source.model_dump(mode="json", exclude={"files"}), config.normalise.model_dump(mode="json"), config.strict]
+        if source.dataset is not None and not files:
+            tasks.append(ReadTask(source, (), 0, cache_key("read", settings, "by name")))
+        groups = [files] if source.dataset is not None and files else _groups(files)
+        for group in groups:
+            key = cache_key("read", settings, [[file.name, file.hash] for file in group])
+            tasks.append(ReadTask(source, tuple(group), sum(file.num_bytes for file in group), key))
+    return tasks
+
+
+def _listed(source: SourceConfig) -> list[tuple[str, str]]:
+    if source.files is not None:
+        return named_files(source.files)
+    assert source.dataset is not None
+    if Path(source.dataset).is_dir():  # a local dataset is hashed like any other files; one on the Hub goes by its name
+        return [(path, os.path.relpath(path, source.dataset)) for path in list_files(source.dataset)]
+    return []
+
+
+def _check_disjoint(listed: dict[str, list[tuple[str, str]]]) -> None:
+    owner: dict[str, str] = {}
+    for name, pairs in listed.items():
+        for path, _ in pairs:
+            real = path if is_url(path) else os.path.realpath(path)
+            if owner.setdefault(real, name) != name:
+                raise ConfigError(
+                    [
+                        Fault(
+                            "sources",
+                            path,
+                            "each file in one source",
+                            f"it is in both {owner[real]} and {name}: narrow one of their patterns",
+                        )
+                    ]
+                )
+
+
+def _groups(files: Sequence[InputFile]) -> list[list[InputFile]]:
+    """Consecutive files of up to TASK_BYTES together; the cut depends on the files alone, never on the workers."""
+    groups: list[list[InputFile]] = []
+    room = 0
+    for file in files:
+        if not groups or file.num_bytes > room:
+            groups.append([])
+            room = TASK_BYTES
+        groups[-1].append(file)
+        room -= file.num_bytes
+    return groups
+
+
+# ------------------------------------------------------------------------------------------------- hashing
+
+
+def _hashes(paths: Sequence[str], memo_path: Path, workers: Workers, progress: Progress) -> dict[str, tuple[int, str, tuple[Any, ...]]]:
+    """(bytes, sha256, stamp) of each file. A file that the system says was not touched since it was hashed isn't read again: its
+    inode, length, and both times, of the contents and of any change, are what they were."""
+    memo: dict[str, Any] = {}
+    if memo_path.is_file():
+        try:
+            memo = json.loads(memo_path.read_text())
+        except ValueError:
+            memo = {}  # it only saves time
+    stamps = {path: stamp_of(path) for path in paths}
+    known = {path: memo[path]["hash"] for path in paths if memo.get(path, {}).get("stamp") == list(stamps[path])}
+    missing = [path for path in paths if path not in known]
+    if missing:
+        total = sum(stamps[path][0] for path in missing)
+        batches = [missing[first : first + 256] for first in range(0, len(missing), 256)]
+        with progress.stage("hash inputs", total) as advance:
+            for batch, digests in zip(batches, workers.run(_hash_files, batches, advance=advance)):
+                known.update(zip(batch, digests))
+        with atomic_write(memo_path) as file:
+            file.write(json.dumps({path: {"stamp": stamps[path], "hash": known[path]} for path in paths}).encode())
+    return {path: (stamps[path][0], known[path], stamps[path]) for path in paths}
+
+
+def stamp_of(path: str) -> tuple[Any, ...]:
+    """(bytes, and whatever changes when a file is touched)."""
+    if is_url(path):
+        import fsspec
+
+        filesystem, name = fsspec.core.url_to_fs(path)
+        return int(filesystem.info(name).get("size") or 0), filesystem.ukey(name)
+    try:
+        found = Path(path).stat()
+    except OSError as error:
+        raise DataError(f"{path}: can't be read ({error.strerror})") from None
+    return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _hash_files(paths: Sequence[str], report: Report) -> list[str]:
+    digests = []
+    for path in paths:
+        if is_url(path):
+            stamp = stamp_of(path)
+            digests.append(f"remote:{stamp[0]}:{stamp[1]}")  # the store's own tag: hashing would download it twice
+        else:
+            digests.append(sha256_file(path))
+            report(Path(path).stat().st_size)
+    return digests
+
+
+def describe_inputs(tasks: Sequence[ReadTask]) -> list[dict[str, Any]]:
+    """For the manifest: each source's files and their hashes would be long, so their number, bytes and one hash over all."""
+    out: dict[str, dict[str, Any]] = {}
+    for task in tasks:
+        entry = out.setdefault(task.source.name, {"source": task.source.name, "files": 0, "bytes": 0, "keys": []})
+        entry["files"] += len(task.files)
+        entry["bytes"] += task.num_bytes
+        entry["keys"].append(task.key)
+    return [{**entry, "keys": cache_key("read", entry["keys"])} for entry in out.values()]

@@ -1,0 +1,148 @@
+"""Documents between the stages: parts on disk, each a checksummed file of texts, found again by id or by number.
+
+text      uint8: the UTF-8 of all texts, end to end          offsets   int64[documents + 1]
+keys      uint8[16 x documents]: the content key of each     ids, files, records, file_names   as in document_index.py
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from data_pipeline.blockfile import BlockFile, BlockWriter, write_blockfile
+from data_pipeline.dedup.exact import content_key
+from data_pipeline.document import Document
+from data_pipeline.document_index import Index, IndexWriter
+
+
+class PartWriter:
+    """Appends documents to a part."""
+
+    def __init__(self, out: BlockWriter) -> None:
+        self._out = out
+        self._lengths: list[int] = []
+        self._keys: list[bytes] = []
+        self._index = IndexWriter()
+        self.text_bytes = 0
+        out.begin("text", "<u1")
+
+    def add(self, document: Document) -> None:
+        raw = np.frombuffer(document.text.encode(), dtype=np.uint8)
+        self._out.append(raw)
+        self._lengths.append(raw.size)
+        self.text_bytes += raw.size
+        self._keys.append(content_key(document.text))
+        self._index.add(document.id, document.meta["file"], document.meta["record"])
+
+    def finish(self) -> None:
+        self._out.add("offsets", np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.array(self._lengths, dtype=np.int64))]))
+        self._out.add("keys", np.frombuffer(b"".join(self._keys), dtype=np.uint8))
+        self._index.finish(self._out)
+        self._out.meta.update(documents=len(self._lengths), text_bytes=self.text_bytes)
+
+
+@contextmanager
+def write_part(path: Path) -> Iterator[PartWriter]:
+    with write_blockfile(path, kind="documents") as out:
+        writer = PartWriter(out)
+        yield writer
+        writer.finish()
+
+
+class Part:
+    """A part opened for reading."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = BlockFile(path, kind="documents")
+        self._index = Index(self._file)
+        self.path = self._file.path
+        self.num_documents: int = self._file.meta["documents"]
+        self.text_bytes: int = self._file.meta["text_bytes"]
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        return self._file.read("offsets")
+
+    def text(self, number: int) -> str:
+        return self._file.read("text", int(self.offsets[number]), int(self.offsets[number + 1])).tobytes().decode()
+
+    def ids(self) -> np.ndarray:
+        """uint8[documents, 16]"""
+        return self._file.read("ids").reshape(-1, 16)
+
+    def keys(self) -> np.ndarray:
+        """uint8[documents, 16]"""
+        return self._file.read("keys").reshape(-1, 16)
+
+    def id(self, number: int) -> str:
+        return self._index.id(number)
+
+    def origin(self, number: int) -> tuple[str, int]:
+        return self._index.origin(number)
+
+
+class DocumentStore:
+    """All parts of all sources, in order: documents numbered from 0 through all of them."""
+
+    def __init__(self, parts: Sequence[tuple[str, Part]]) -> None:
+        self.parts = [part for _, part in parts]
+        self._source_of = [source for source, _ in parts]
+        self._firsts: list[int] = [0, *np.cumsum([part.num_documents for part in self.parts]).tolist()]
+        self.num_documents = self._firsts[-1]
+        self.text_bytes = sum(part.text_bytes for part in self.parts)
+
+    def source(self, part: int) -> str:
+        return self._source_of[part]
+
+    def first(self, part: int) -> int:
+        """The number of the part's first document."""
+        return self._firsts[part]
+
+    def find(self, number: int) -> tuple[int, int]:
+        """(part, number inside it) of a document."""
+        part = bisect_right(self._firsts, number) - 1
+        return part, number - self._firsts[part]
+
+    def texts(self) -> Iterator[tuple[int, str]]:
+        """(number of the part, text) of every document in order."""
+        return ((number, part.text(inside)) for number, part in enumerate(self.parts) for inside in range(part.num_documents))
+
+    def lengths(self) -> np.ndarray:
+        """UTF-8 bytes of each text; int64[documents]."""
+        return np.concatenate([np.diff(part.offsets) for part in self.parts]) if self.parts else np.zeros(0, dtype=np.int64)
+
+    def keys(self) -> np.ndarray:
+        """Content keys; uint8[documents, 16]."""
+        return np.concatenate([part.keys() for part in self.parts]) if self.parts else np.zeros((0, 16), dtype=np.uint8)
+
+    @cached_property
+    def _by_id(self) -> tuple[np.ndarray, np.ndarray]:
+        """(first half of each id, sorted; the document that it belongs to)."""
+        halves = np.concatenate([part.ids()[:, :8].copy().view(">u8").reshape(-1) for part in self.parts]).astype(np.uint64)
+        order = np.argsort(halves, kind="stable")
+        return halves[order], order
+
+    def number_of(self, id: str) -> int:
+        """The document with this id. KeyError where there is none."""
+        halves, order = self._by_id
+        wanted = np.uint64(int(id[:16], 16))
+        for place in range(int(np.searchsorted(halves, wanted)), halves.size):
+            if halves[place] != wanted:
+                break
+            part, inside = self.find(int(order[place]))
+            if self.parts[part].id(inside) == id:
+                return int(order[place])
+        raise KeyError(id)
+
+    def fetch(self, ids: Sequence[str]) -> list[str]:
+        """The texts of ids, in their order."""
+        out = []
+        for id in ids:
+            part, inside = self.find(self.number_of(id))
+            out.append(self.parts[part].text(inside))
+        return out

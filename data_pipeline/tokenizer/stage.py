@@ -1,0 +1,85 @@
+"""The tokenizer of a build: trained on the documents that are left, taken from a file, or nothing but bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from data_pipeline.config import TokenizerConfig
+from data_pipeline.pool import Report
+from data_pipeline.progress import Progress
+from data_pipeline.split import hash_fractions
+from data_pipeline.storage import atomic_write
+from data_pipeline.store import DocumentStore
+from data_pipeline.tokenizer.byte_level import EOD_TOKEN, bytes_tokenizer_json
+from data_pipeline.tokenizer.facts import TokenizerFacts, facts_of, prepared, read_pretrained
+from data_pipeline.tokenizer.train import train_bpe
+
+
+def make_tokenizer(
+    config: TokenizerConfig, store: DocumentStore, train: np.ndarray, *, seed: int, path: Path, workers: int, progress: Progress
+) -> TokenizerFacts:
+    """The tokenizer, its file at `path` (work that is there already is used). `train`: bool[documents] to train on."""
+    if config.type == "bytes":
+        text = bytes_tokenizer_json()
+    elif config.type == "pretrained":
+        assert config.name_or_path is not None
+        raw, named = read_pretrained(config.name_or_path)
+        text = prepared(raw, where=config.name_or_path)
+        _write(path, text)
+        eod, bos = config.eod_token or named.get("eos_token"), config.bos_token or named.get("bos_token")
+        return facts_of(text, type=config.type, eod_token=eod, bos_token=bos, where=config.name_or_path)
+    elif path.exists():
+        text = path.read_text(encoding="utf-8")
+    else:
+        sample = training_sample(store, train, max_bytes=config.max_train_bytes, seed=seed)
+        with progress.stage("train BPE", int(store.lengths()[sample].sum())) as advance, _threads(workers):
+            text = train_bpe(_texts(store, sample, advance), config)
+    _write(path, text)
+    return facts_of(text, type=config.type, eod_token=EOD_TOKEN)
+
+
+def training_sample(store: DocumentStore, train: np.ndarray, *, max_bytes: int, seed: int) -> np.ndarray:
+    """Numbers of the documents to train on: all, or those with the lowest hashes up to about `max_bytes`."""
+    numbers = np.flatnonzero(train)
+    lengths = store.lengths()[numbers]
+    total = int(lengths.sum())
+    if total <= max_bytes:
+        return numbers
+    return numbers[hash_fractions(store.keys()[numbers], salt=f"tokenizer {seed}") < max_bytes / total]
+
+
+def _texts(store: DocumentStore, numbers: np.ndarray, advance: Report) -> Iterator[str]:
+    for number in numbers.tolist():
+        part, inside = store.find(number)
+        text = store.parts[part].text(inside)
+        yield text
+        advance(len(text))
+
+
+class _threads:
+    """The library takes its number of threads from the environment; it changes the speed, never the result."""
+
+    def __init__(self, count: int) -> None:
+        self._wanted = {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(count)}
+        self._before: dict[str, str | None] = {}
+
+    def __enter__(self) -> None:
+        self._before = {name: os.environ.get(name) for name in self._wanted}
+        os.environ.update(self._wanted)
+
+    def __exit__(self, *exception: object) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        with atomic_write(path) as file:
+            file.write(text.encode())
