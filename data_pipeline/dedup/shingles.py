@@ -1,6 +1,13 @@
-"""Word n-grams as 64-bit numbers, and how alike two sets of them are. Compiled when imported, in about half a second."""
+"""Word n-grams as 64-bit numbers, and how alike two sets of them are.
+
+The three kernels are compiled when this module is first imported on a machine (under a second) and kept beside it, or
+in the user's cache folder; where neither can be written they are compiled each time.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numba import njit, types
@@ -36,13 +43,25 @@ def jaccard(a: np.ndarray, b: np.ndarray) -> float:
     return common / union if union else 0.0
 
 
-@njit(types.uint64[::1](_POINTS, _TABLE, types.int64), nogil=True)
+def _compiled(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def compile_it(function: Callable[..., Any]) -> Callable[..., Any]:
+        try:
+            compiled: Callable[..., Any] = njit(signature, nogil=True, cache=True)(function)
+        except RuntimeError:  # no folder that a cache could be written to
+            compiled = njit(signature, nogil=True)(function)
+        return compiled
+
+    return compile_it
+
+
+@_compiled(types.uint64[::1](_POINTS, _TABLE, types.int64))
 def _hash_ngrams(points, in_word, ngram):  # type: ignore[no-untyped-def]
-    hashes = np.empty(len(points) // 2 + 1, np.uint64)
+    hashes = np.empty(points.size // 2 + 1, np.uint64)
     num_words = 0
     state = np.uint64(0)
     inside = False
-    for point in points:
+    for place in range(points.size):
+        point = points[place]
         if in_word[point]:
             state = (state ^ np.uint64(point)) * _WORD_PRIME
             state ^= state >> np.uint64(29)
@@ -55,22 +74,24 @@ def _hash_ngrams(points, in_word, ngram):  # type: ignore[no-untyped-def]
     if inside:
         hashes[num_words] = state
         num_words += 1
-    count = max(0, num_words - ngram + 1)
+    count = num_words - ngram + 1
+    if count < 0:
+        count = 0
     out = np.empty(count, np.uint64)
     for first in range(count):
         state = np.uint64(0)
-        for word in range(first, first + ngram):
-            state = (state ^ hashes[word]) * _GRAM_PRIME
+        for word in range(ngram):
+            state = (state ^ hashes[first + word]) * _GRAM_PRIME
             state ^= state >> np.uint64(32)
         state *= _LAST_PRIME
         out[first] = state ^ (state >> np.uint64(31))
     return out
 
 
-@njit(types.int64(_NUMBERS, _NUMBERS), nogil=True)
+@_compiled(types.int64(_NUMBERS, _NUMBERS))
 def _count_common(a, b):  # type: ignore[no-untyped-def]
     i = j = common = 0
-    while i < len(a) and j < len(b):
+    while i < a.size and j < b.size:
         if a[i] == b[j]:
             common += 1
             i += 1
@@ -82,10 +103,13 @@ def _count_common(a, b):  # type: ignore[no-untyped-def]
     return common
 
 
-@njit(types.void(_NUMBERS, _NUMBERS, _NUMBERS, types.uint64[::1]), nogil=True)
+@_compiled(types.void(_NUMBERS, _NUMBERS, _NUMBERS, types.uint64[::1]))
 def min_of_permutations(numbers, multipliers, offsets, out):  # type: ignore[no-untyped-def]
-    """out[k] = min over numbers of multipliers[k] * number + offsets[k], modulo 2^64."""
-    out[:] = np.uint64(0xFFFFFFFFFFFFFFFF)
-    for number in numbers:
-        for k in range(len(out)):
-            out[k] = min(out[k], multipliers[k] * number + offsets[k])
+    """out[k] = min over numbers of multipliers[k] * number + offsets[k] modulo 2^64; 2^64 - 1 where there are none."""
+    for k in range(out.size):
+        out[k] = np.uint64(0xFFFFFFFFFFFFFFFF)
+    for place in range(numbers.size):
+        for k in range(out.size):
+            value = multipliers[k] * numbers[place] + offsets[k]
+            if value < out[k]:
+                out[k] = value
