@@ -1,0 +1,29 @@
+"""Sizes of a model as pure functions of its config."""
+
+from __future__ import annotations
+
+from megatron_lite.config import ModelConfig
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Elements of all logical tensors; a tied head counts once, padding not at all."""
+    norms = (2 * config.num_hidden_layers + 1) * config.hidden_size
+    embedding = config.vocabulary * config.hidden_size
+    return num_matrix_parameters(config) + norms + (0 if config.tie_word_embeddings else embedding)
+
+
+def num_matrix_parameters(config: ModelConfig) -> int:
+    """Elements of the matrices that each token is multiplied with: the head is one, tied or not; the embedding is a look-up."""
+    size, head, heads, kv = config.hidden_size, config.head_size, config.num_attention_heads, config.kv_heads
+    attention = size * (heads + 2 * kv) * head + heads * head * size
+    return config.num_hidden_layers * (attention + 3 * size * config.intermediate_size) + config.vocabulary * size
+
+
+def flops_per_token(config: ModelConfig, sequence_length: int) -> float:
+    """FLOPs of forward and backward for a token: 6 * N_matrix + 12 * layers * H * E * S (Chowdhery et al. 2022, appendix B).
+
+    A multiply-add is 2; the attention term counts all S keys for each query, causal or not and whatever the documents;
+    recomputed activations don't count. This is the numerator of model FLOPs utilisation (MFU).
+    """
+    attention = 12 * config.num_hidden_layers * config.num_attention_heads * config.head_size * sequence_length
+    return float(6 * num_matrix_parameters(config) + attention)

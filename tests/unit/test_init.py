@@ -1,0 +1,100 @@
+"""If this fails, initial weights depend on the layout, are badly distributed, or are not those of the version before."""
+
+import hashlib
+import math
+
+import pytest
+import torch
+
+from megatron_lite.config import ModelConfig
+from megatron_lite.layers.embedding import vocabulary_spec
+from megatron_lite.layers.linear import cut_columns, cut_rows
+from megatron_lite.models import init
+from megatron_lite.models.build import build_model
+from megatron_lite.models.init import local_init
+from megatron_lite.parallel.groups import Axis, ProcessGroups
+from megatron_lite.parallel.shard_spec import ShardSpec
+from tests.logical import assemble, blocks_of
+
+CONFIG = ModelConfig(
+    vocab_size=600, hidden_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=320
+)
+
+
+def local(spec: ShardSpec, seed: int = 1) -> torch.Tensor:
+    return local_init(spec, CONFIG, seed).view(spec.local_shape)
+
+
+def test_golden() -> None:
+    """The hash of every initial weight: a change is a new format version, never an accident."""
+    whole = assemble([blocks_of(build_model(CONFIG, ProcessGroups.single(), seed=7))])
+    digest = hashlib.sha256()
+    for name in sorted(whole):
+        digest.update(name.encode() + whole[name].numpy().tobytes())
+    assert digest.hexdigest()[:16] == "faa9d22f5990ad66"
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_parts_are_cuts_of_the_whole(size: int) -> None:
+    """Rows, columns and a vocabulary that does not divide, across tile borders (600 and 576 are no multiples of 256)."""
+    axes = [Axis("tp", size, rank) for rank in range(size)]
+    one = Axis("tp")
+    blocks = {"layers.0.mlp.gate.weight": 576, "layers.0.mlp.up.weight": 576}
+    gate, up = local(cut_rows(blocks, 300, one)).chunk(2)
+    parts = [local(cut_rows(blocks, 300, axis)).chunk(2) for axis in axes]
+    assert torch.equal(torch.cat([part[0] for part in parts]), gate)
+    assert torch.equal(torch.cat([part[1] for part in parts]), up)
+    down = local(cut_columns("layers.0.mlp.down.weight", 300, 576, one))
+    assert torch.equal(torch.cat([local(cut_columns("layers.0.mlp.down.weight", 300, 576, axis)) for axis in axes], dim=1), down)
+    table = torch.cat([local(vocabulary_spec("embedding.weight", 601, 96, axis)) for axis in axes])
+    assert torch.equal(table[:601], local(vocabulary_spec("embedding.weight", 601, 96, one)))
+    assert not table[601:].any(), "padding is zero"
+
+
+def test_ranges_are_slices() -> None:
+    """An engine that owns a ragged flat range gets exactly its elements, padding included."""
+    spec = vocabulary_spec("embedding.weight", 601, 96, Axis("tp", 4, 3))  # 148 rows and 3 of padding
+    whole = local_init(spec, CONFIG, 1)
+    for start, stop in [(0, 1), (95, 97), (5000, 9000), (147 * 96 + 5, 149 * 96 + 3), (len(whole) - 1, len(whole)), (7, 7)]:
+        assert torch.equal(local_init(spec, CONFIG, 1, start=start, stop=stop), whole[start:stop])
+
+
+def test_distribution() -> None:
+    """B059: tp parts are no copies of one another; standard deviation as configured, smaller into the residual stream."""
+    name = "layers.1.attention.o.weight"
+    halves = [local(cut_columns(name, 512, 1024, Axis("tp", 2, rank))) for rank in (0, 1)]
+    assert not torch.equal(*halves)
+    whole = torch.cat(halves, dim=1)
+    assert abs(whole.std() / (0.02 / math.sqrt(4)) - 1) < 0.01
+    embedding = local(vocabulary_spec("embedding.weight", 2048, 256, Axis("tp")))
+    assert abs(embedding.std() / 0.02 - 1) < 0.01
+    normal = (embedding / 0.02).flatten().sort().values.double()
+    expected = torch.special.ndtri((torch.arange(normal.numel()) + 0.5).double() / normal.numel())
+    assert (torch.special.ndtr(normal) - torch.special.ndtr(expected)).abs().max() < 1.63 / math.sqrt(
+        normal.numel()
+    )  # Kolmogorov-Smirnov, 1 %
+    assert abs(torch.corrcoef(torch.stack([embedding[0], embedding[1]]))[0, 1]) < 0.25
+    other = local_init(vocabulary_spec("embedding.weight", 2048, 256, Axis("tp")), CONFIG, 2)
+    assert not torch.equal(other, embedding.flatten()), "another seed"
+    assert not torch.equal(embedding[:, :96], local(vocabulary_spec("lm_head.weight", 2048, 96, Axis("tp")))), "another name"
+
+
+def test_only_the_overlap_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank's share must not cost the whole tensor: draws are counted."""
+    drawn = []
+    original = init._tile_rows
+    monkeypatch.setattr(init, "_tile_rows", lambda *args: drawn.append(args[-1]) or original(*args))
+    spec = cut_rows({"layers.0.mlp.up.weight": 4096}, 512, Axis("tp", 8, 3))
+    local(spec)
+    assert sum(drawn) * init.TILE == spec.pieces[0].numel
+    drawn.clear()
+    local(cut_columns("layers.0.mlp.down.weight", 512, 4096, Axis("tp", 8, 3)))
+    assert sum(drawn) * init.TILE == 512 * 512
+
+
+def test_tied_parameter_stays_one() -> None:
+    """B061: after building on the meta device the head's weight is the embedding's, once among the parameters."""
+    model = build_model(CONFIG.model_copy(update={"tie_word_embeddings": True}), ProcessGroups.single(), seed=1)
+    assert model.lm_head.weight is model.embedding.weight
+    assert [name for name, _ in model.named_parameters() if "lm_head" in name] == []
+    assert all(not parameter.is_meta for parameter in model.parameters())
