@@ -1,0 +1,373 @@
+"""If this fails, an engine updates weights otherwise than the optimizer section says. On two data-parallel ranks unless said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from data_pipeline.errors import NonFiniteError
+from megatron_lite.models.batch import Batch
+from megatron_lite.models.init import local_init
+from megatron_lite.training.engine import Engine, build_engine
+from megatron_lite.training.step import train_step
+from tests import parity
+from tests.parity import SEED, Case
+from tests.ranks import Ranks, groups_of
+
+STAGES = [None, 0, 1, 2, 3]
+BOTH = [(stage, precision) for stage in STAGES for precision in ("fp32", "bf16") if (stage, precision) != (0, "bf16")]
+
+
+def engine_of(case: Case, *, overrides: dict[str, Any] | None = None, **optimizer: Any) -> Engine:
+    """On a rank: the case's engine with other optimizer numbers."""
+    model, training, default, parallel = parity.configs(case)
+    groups = groups_of(tp=case.tp, dp=case.dp, sequence_parallel=case.sequence_parallel)
+    chosen = default.model_copy(update=optimizer)
+    return build_engine(model, training, chosen, parallel, groups, seed=SEED, device=torch.device("cpu"), deepspeed_overrides=overrides)
+
+
+def micro_batches(engine: Engine, step: int, *, size: int = 4, samples: range | None = None) -> list[Batch]:
+    """This rank's share of a step's rows (or of the rows given), `size` at a time."""
+    dp = engine.groups.dp
+    samples = samples or range((step - 1) * parity.BATCH, step * parity.BATCH)
+    share = len(samples) // dp.size
+    mine = samples[dp.rank * share : (dp.rank + 1) * share]
+    return [batch_of(engine, mine[at : at + size]) for at in range(0, share, size)]
+
+
+def batch_of(engine: Engine, samples: range) -> Batch:
+    rows = [parity.SyntheticRows(engine.model.config.vocabulary)[sample] for sample in samples]
+    arrays = (np.stack([row.inputs for row in rows]), np.stack([row.targets for row in rows]))
+    return Batch.from_rows(*arrays, [row.segment_starts for row in rows], list(samples), document_mask=True)
+
+
+def states(engine: Engine) -> dict[str, torch.Tensor]:
+    """Copies of everything that this rank owns."""
+    return {f"{part.parameter_name} {part.state}": part.view.clone() for part in engine.owned_slices()}
+
+
+def applied(engine: Engine) -> torch.Tensor:
+    """With beta1 = 0, the gradient that the update used: this rank's written part, flat."""
+    found = []
+    for part in engine.owned_slices():
+        if part.state == "exp_avg":
+            first, last = part.writes
+            found.append(part.view[first - part.start : last - part.start].double())
+    return torch.cat(found)
+
+
+def norm_over_ranks(values: torch.Tensor) -> float:
+    total = values.square().sum()
+    torch.distributed.all_reduce(total)
+    return float(total.sqrt())
+
+
+# -------------------------------------------------------------------------------------------------------------- decay
+
+
+def decayed(stage: int | None, precision: str) -> None:
+    engine = engine_of(Case(dp=2, stage=stage, precision=precision), lr=0.1, weight_decay=0.5)
+    for part in engine.owned_slices():
+        if part.state == "master":
+            part.view.fill_(1.0)
+    engine.refresh()
+    loss, _ = engine.forward(micro_batches(engine, 1)[0], None)
+    engine.backward(loss * 0.0, last=True)
+    assert engine.step(0.1) == 0.0
+    for part in engine.owned_slices():
+        wanted = 1.0 if part.parameter_name.endswith("norm.weight") else 0.95
+        if part.state == "master":
+            assert torch.equal(part.view, torch.full_like(part.view, wanted)), part.parameter_name
+
+
+@pytest.mark.parametrize(("stage", "precision"), BOTH)
+def test_B080_matrices_decay_and_norms_do_not(ranks2: Ranks, stage: int | None, precision: str) -> None:
+    """B080: ones, gradients 0, lr 0.1, decay 0.5: matrices become 0.95, norm gains stay exactly 1."""
+    ranks2.run(decayed, stage, precision)
+
+
+# ----------------------------------------------------------------------------------------------------------- clipping
+
+
+def clipped(stage: int | None, precision: str) -> None:
+    case = Case(dp=2, stage=stage, precision=precision)
+    free = engine_of(case, max_grad_norm=None, betas=(0.0, 0.95))
+    raw_norm = train_step(free, micro_batches(free, 1), step=1, lr=0.0, seed=SEED).grad_norm
+    raw = applied(free)
+    assert norm_over_ranks(raw) == pytest.approx(raw_norm, rel=1e-6), "not clipped: what is applied has the norm that is logged"
+    for limit, factor in ((raw_norm / 13, 1 / 13), (2 * raw_norm, 1.0)):
+        engine = engine_of(case, max_grad_norm=limit, betas=(0.0, 0.95))
+        logged = train_step(engine, micro_batches(engine, 1), step=1, lr=0.0, seed=SEED).grad_norm
+        assert logged == pytest.approx(raw_norm, rel=1e-7), "the logged norm is the one before clipping"
+        error = (applied(engine) - raw * factor).abs().max() / raw.abs().max()
+        assert error < 3e-6, float(error)
+        assert norm_over_ranks(applied(engine)) <= limit + 1e-6
+
+
+@pytest.mark.parametrize(("stage", "precision"), BOTH)
+def test_B088_B089_clipping_scales_all_by_one_factor(ranks2: Ranks, stage: int | None, precision: str) -> None:
+    """B088, B089: a norm 13 times the limit scales every gradient by 1/13, one below the limit by nothing; logged is before."""
+    ranks2.run(clipped, stage, precision)
+
+
+# ------------------------------------------------------------------------------------------------- stop on non-finite
+
+
+def poisoned(stage: int | None, precision: str, what: str) -> tuple[str, int]:
+    engine = engine_of(Case(dp=2, stage=stage, precision=precision))
+    for step in (1, 2):
+        train_step(engine, micro_batches(engine, step), step=step, lr=3e-3, seed=SEED)
+    before = states(engine)
+    handle = None
+    if engine.groups.dp.rank == 0 and what == "gradient":
+        weight = dict(engine.model.named_parameters())["layers.1.mlp.gate_up.weight"]
+        handle = weight.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([3]), float("nan")))
+    if what == "loss":
+        forward = engine.model.forward
+        scale = float("inf") if engine.groups.dp.rank == 0 else 1.0
+        engine.model.forward = lambda *args: (forward(*args)[0] * scale, forward(*args)[1])
+    with pytest.raises(NonFiniteError) as caught:
+        train_step(engine, micro_batches(engine, 3), step=3, lr=3e-3, seed=SEED)
+    if handle is not None:
+        handle.remove()
+    assert all(torch.equal(old, new) for old, new in zip(before.values(), states(engine).values())), "state was touched"
+    if what == "gradient":  # the gradients were dropped: the step made again is the step
+        train_step(engine, micro_batches(engine, 3), step=3, lr=3e-3, seed=SEED)
+        clean = engine_of(Case(dp=2, stage=stage, precision=precision))
+        for step in (1, 2, 3):
+            train_step(clean, micro_batches(clean, step), step=step, lr=3e-3, seed=SEED)
+        assert all(torch.equal(old, new) for old, new in zip(states(clean).values(), states(engine).values()))
+    return str(caught.value), engine.optimizer_step
+
+
+@pytest.mark.parametrize(("stage", "precision"), BOTH)
+def test_B090_B086_one_nan_gradient_stops_all_ranks_before_any_weight(ranks2: Ranks, stage: int | None, precision: str) -> None:
+    """B090, B086: a NaN on one rank: both raise alike, masters, moments and counters are bit-equal, nothing advanced."""
+    (first, updates), (second, _) = ranks2.run(poisoned, stage, precision, "gradient")
+    assert first == second and "gradient norm of update 3" in first
+    assert updates == 3
+
+
+@pytest.mark.parametrize("stage", [None, 1, 3])
+def test_infinite_loss_stops_all_ranks_before_any_weight(ranks2: Ranks, stage: int | None) -> None:
+    """An infinite loss on one rank is known to all before the update."""
+    (first, updates), (second, _) = ranks2.run(poisoned, stage, "fp32", "loss")
+    assert first == second and "the loss of step 3" in first and updates == 2
+
+
+# ---------------------------------------------------------------------------------------------------- targets and rows
+
+
+def one_rank_without_targets(stage: int | None) -> tuple[float, float]:
+    engine = engine_of(Case(dp=2, stage=stage))
+    batches = micro_batches(engine, 1)
+    if engine.groups.dp.rank == 1:
+        batches = [replace(batch, targets=torch.full_like(batch.targets, -100)) for batch in batches]
+    result = train_step(engine, batches, step=1, lr=3e-3, seed=SEED)
+    alone, count = engine_of(Case(dp=2, stage=stage)).eval_forward(batches[0])
+    assert all(bool(view.isfinite().all()) for view in states(engine).values())
+    return result.loss, float(alone) / max(int(count), 1)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_B070_a_rank_without_targets_weighs_nothing(ranks2: Ranks, stage: int | None) -> None:
+    """B070: rank 1 has only padding: the loss is rank 0's, nothing is NaN, the step counts."""
+    (loss, alone), (other, nothing) = ranks2.run(one_rank_without_targets, stage)
+    assert loss == other == pytest.approx(alone, rel=1e-6)
+    assert nothing == 0.0
+
+
+def accumulated(stage: int | None, sizes: tuple[int, ...]) -> list[tuple[float, float, torch.Tensor]]:
+    found = []
+    for size in sizes:
+        engine = engine_of(Case(dp=2, stage=stage), max_grad_norm=None, betas=(0.0, 0.95))
+        result = train_step(engine, micro_batches(engine, 1, size=size), step=1, lr=0.0, seed=SEED)
+        found.append((result.loss, result.grad_norm, applied(engine)))
+    return found
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_B065_B154_accumulation_divides_neither_gradient_nor_loss(ranks2: Ranks, stage: int | None) -> None:
+    """B065, B154: 1, 2 or 4 micro-batches of unequal targets: the same gradient and the same logged loss."""
+    for (loss, norm, gradient), *others in ranks2.run(accumulated, stage, (4, 2, 1)):
+        for other_loss, other_norm, other in others:
+            assert other_loss == pytest.approx(loss, abs=1e-6) and other_norm == pytest.approx(norm, rel=1e-6)
+            assert float((other - gradient).norm() / gradient.norm()) < 1e-6
+
+
+MICRO = 129
+
+
+def summed(stage: int | None, precision: str) -> float:
+    """The relative error of 129 micro-gradients added by the engine, against their float64 sum."""
+    engine = engine_of(Case(dp=2, stage=stage, precision=precision), max_grad_norm=None, betas=(0.0, 0.95))
+
+    def step(numbers: range) -> torch.Tensor:
+        for number in numbers:
+            loss, _ = engine.forward(
+                batch_of(engine, range(2 * number + engine.groups.dp.rank, 2 * number + engine.groups.dp.rank + 1)), None
+            )
+            engine.backward(loss * (1.0 if number == 0 else 2.0**-9), last=number == numbers[-1])  # a bf16 sum drops the small ones
+        engine.step(0.0)
+        return applied(engine)
+
+    exact = sum((step(range(number, number + 1)) for number in range(MICRO)), start=torch.zeros(()))
+    assert isinstance(exact, torch.Tensor)
+    return norm_over_ranks(step(range(MICRO)) - exact) / norm_over_ranks(exact)
+
+
+@pytest.mark.parametrize(("stage", "precision"), BOTH)
+def test_B095_129_unequal_micro_gradients_add_up_in_fp32(ranks2: Ranks, stage: int | None, precision: str) -> None:
+    """B095: accumulation in bf16 would lose what is 2^-9 of the first: an error near 1e-2, not 1e-6."""
+    errors = ranks2.run(summed, stage, precision)
+    assert max(errors) < 1e-6, errors
+
+
+# ------------------------------------------------------------------------------------------------- ZeRO's own switches
+
+
+def with_overrides(stage: int, precision: str, zero: dict[str, Any]) -> list[float]:
+    engine = engine_of(Case(dp=2, stage=stage, precision=precision), overrides={"zero_optimization": zero} if zero else None)
+    numbers = []
+    for step in (1, 2, 3):
+        result = train_step(engine, micro_batches(engine, step, size=2), step=step, lr=3e-3, seed=SEED)
+        numbers += [result.loss, result.grad_norm]
+    return numbers
+
+
+SWITCHES: list[dict[str, Any]] = [
+    {"overlap_comm": True},
+    {"overlap_comm": False, "contiguous_gradients": False},
+    {"reduce_bucket_size": 1000, "allgather_bucket_size": 1000},  # smaller than most parameters
+    {"sub_group_size": 5000, "stage3_param_persistence_threshold": 100},  # stage 3: many sub-groups, few persistent parameters
+]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_B096_switches_of_zero_do_not_change_the_result(ranks2: Ranks, stage: int, precision: str) -> None:
+    """B096: overlap, buckets smaller than a parameter, sub-groups: the same losses and norms as without."""
+    plain = ranks2.run(with_overrides, stage, precision, {})[0]
+    for zero in SWITCHES:
+        if stage == 3 or "sub_group_size" not in zero:
+            assert ranks2.run(with_overrides, stage, precision, zero)[0] == pytest.approx(
+                plain, rel=1e-6 if precision == "fp32" else 2e-3
+            ), zero
+
+
+# --------------------------------------------------------------------------------------------------- cut parameters
+
+
+def norm_of_one_kind(stage: int | None, name: str) -> tuple[float, float]:
+    case = Case(tp=2, stage=stage)
+    engine = engine_of(case, max_grad_norm=None, betas=(0.0, 0.95))
+    for other, parameter in engine.model.named_parameters():
+        if not other.endswith(name):
+            parameter.register_hook(torch.zeros_like)
+    norm = train_step(engine, micro_batches(engine, 1, size=8), step=1, lr=0.0, seed=SEED).grad_norm
+    return norm, norm_over_ranks(applied(engine))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("name", ["embedding.weight", "qkv.weight", "o.weight", "gate_up.weight", "down.weight", "lm_head.weight"])
+def test_B093_every_kind_of_cut_parameter_counts_on_all_tp_ranks(ranks2: Ranks, stage: int | None, name: str) -> None:
+    """B093: with gradients in one kind of parameter alone, the norm on tp 2 is that of both ranks' blocks together."""
+    (first, wanted), (second, _) = ranks2.run(norm_of_one_kind, stage, name)
+    assert first == second == pytest.approx(wanted, rel=1e-6) and first > 0
+
+
+# -------------------------------------------------------------------------------------------------------- partitions
+
+
+def covered(case: Case) -> list[tuple[str, int, int]]:
+    return [(f"{part.parameter_name} {part.state}", *part.writes) for part in engine_of(case).owned_slices()]
+
+
+@pytest.mark.parametrize(("stage", "precision"), BOTH)
+def test_owned_slices_cover_every_element_once(ranks2: Ranks, stage: int | None, precision: str) -> None:
+    """What the data-parallel ranks write tiles each parameter, without holes or overlap, in every state."""
+    case = Case(dp=2, stage=stage, precision=precision)
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for rank in ranks2.run(covered, case):
+        for name, first, last in rank:
+            ranges.setdefault(name, []).append((first, last))
+    sizes = dict(ranks2.run(local_sizes, case)[0])
+    assert {name.split()[0] for name in ranges} == set(sizes)
+    for name, found in ranges.items():
+        found = sorted(part for part in found if part[0] < part[1])
+        ends = [0, *(last for _, last in found)]
+        assert [first for first, _ in found] == ends[:-1] and ends[-1] == sizes[name.split()[0]], (name, found)
+
+
+def local_sizes(case: Case) -> list[tuple[str, int]]:
+    engine = engine_of(replace(case, stage=None))
+    return [(name, parameter.numel()) for name, parameter in engine.model.named_parameters()]
+
+
+def matches_deepspeeds_own_reading(stage: int, precision: str) -> None:
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    engine = engine_of(Case(dp=2, stage=stage, precision=precision))
+    train_step(engine, micro_batches(engine, 1), step=1, lr=3e-3, seed=SEED)
+    wrapper: Any = engine._engine.optimizer  # type: ignore[attr-defined]
+    if stage < 3:  # it links the states once, after the first group's first step
+        wrapper._hp_optimizer_states_linked = False
+        wrapper._lazy_init_hp_params_optimizer_state()
+    mine = {(part.parameter_name, part.state): part for part in engine.owned_slices()}
+    for name, parameter in engine.model.named_parameters():
+        for state in ("master", "exp_avg", "exp_avg_sq"):
+            full = safe_get_full_fp32_param(parameter) if state == "master" else safe_get_full_optimizer_state(parameter, state)
+            part = mine.get((name, state))
+            if part is not None:
+                assert torch.equal(full.view(-1)[part.start : part.stop], part.view), (name, state)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_slices_are_what_deepspeed_gathers(ranks2: Ranks, stage: int, precision: str) -> None:
+    """The direct reading of flat partitions agrees bit for bit with DeepSpeed's slow one."""
+    ranks2.run(matches_deepspeeds_own_reading, stage, precision)
+
+
+def carried_over(case: Case) -> tuple[list[float], list[float]]:
+    """Losses and norms of steps 3 and 4: straight on, and by an engine that was given the state of step 2."""
+
+    def steps(engine: Engine, numbers: tuple[int, ...]) -> list[float]:
+        results = [train_step(engine, micro_batches(engine, step), step=step, lr=3e-3, seed=SEED) for step in numbers]
+        return [number for result in results for number in (result.loss, result.grad_norm)]
+
+    straight = engine_of(case)
+    steps(straight, (1, 2))
+    saved = states(straight)
+    other = engine_of(case)
+    steps(other, (9,))  # a state of its own, to be overwritten
+    for part in other.owned_slices():
+        part.view.copy_(saved[f"{part.parameter_name} {part.state}"])
+    other.set_optimizer_step(straight.optimizer_step)
+    other.refresh()
+    return steps(straight, (3, 4)), steps(other, (3, 4))
+
+
+@pytest.mark.parametrize(("stage", "precision"), BOTH)
+def test_state_written_through_the_slices_goes_on_bit_equal(ranks2: Ranks, stage: int | None, precision: str) -> None:
+    """What a resume does, without the files: the same layout continues with the same bits."""
+    for straight, resumed in ranks2.run(carried_over, Case(dp=2, stage=stage, precision=precision, dropout=0.1)):
+        assert straight == resumed
+
+
+def starts_exact(stage: int | None) -> None:
+    engine = engine_of(Case(dp=2, stage=stage, precision="bf16"))
+    for part in engine.owned_slices():
+        if part.state == "master":
+            exact = local_init(part.spec, engine.model.config, SEED, start=part.start, stop=part.stop)
+            assert torch.equal(part.view, exact), part.parameter_name
+
+
+@pytest.mark.parametrize("stage", [None, 1, 2, 3])
+def test_bf16_masters_start_at_the_exact_initial_weights(ranks2: Ranks, stage: int | None) -> None:
+    """DeepSpeed starts its masters from weights rounded to bf16: another run than the config's seed means."""
+    ranks2.run(starts_exact, stage)
