@@ -51,6 +51,17 @@ class Index:
     def id(self, number: int) -> str:
         return self._file.read("ids", 16 * number, 16 * (number + 1)).tobytes().hex()
 
+    def numbers_of(self, id: str) -> list[int]:
+        """The documents whose id begins with these hex digits."""
+        if not 1 <= len(id) <= 32 or set(id.lower()) - set("0123456789abcdef"):
+            return []
+        ids = self._file.read("ids").reshape(-1, 16)
+        whole = np.frombuffer(bytes.fromhex(id[: len(id) // 2 * 2]), dtype=np.uint8)
+        same = (ids[:, : whole.size] == whole).all(axis=1)
+        if len(id) % 2:
+            same &= ids[:, whole.size] >> 4 == int(id[-1], 16)
+        return [int(number) for number in np.flatnonzero(same)]
+
     def origin(self, number: int) -> tuple[str, int]:
         """(file name, number in it from 1) of a document."""
         return self._names[int(self._file.read("files", number, number + 1)[0])], int(self._file.read("records", number, number + 1)[0])

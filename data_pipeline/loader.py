@@ -151,6 +151,10 @@ class RowSource:
             token_bytes=self._streams[place.entry].token_bytes,
         )
 
+    def dataset(self, entry: int) -> Dataset:
+        """The dataset of an entry of the mixture."""
+        return self._streams[entry].dataset
+
     def epochs_at(self, num_samples: int) -> list[float]:
         """How often each entry has been gone through after `num_samples` samples."""
         served = [num_samples] if self._mixture is None else self._mixture.served(num_samples).tolist()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -113,3 +114,8 @@ def write_plan(path: Path, key: PlanKey, rows: Iterable[Rows], *, num_documents:
             num_padding_tokens=num_rows * key.sequence_length - num_tokens,
             num_cuts=num_pieces - num_documents,
         )
+
+
+def read_plan_facts(folder: Path) -> list[dict[str, Any]]:
+    """The header of every plan in the folder, by name."""
+    return [BlockFile(path, kind="plan").meta for path in sorted(folder.glob("*.plan"))]

@@ -147,6 +147,10 @@ class Shard:
     def document_id(self, number: int) -> str:
         return self._index.id(number)
 
+    def numbers_of(self, id: str) -> list[int]:
+        """The documents whose id begins with these hex digits."""
+        return self._index.numbers_of(id)
+
     def text_bytes(self, number: int) -> int:
         return int(self._file.read("text_bytes", number, number + 1)[0])
 

@@ -71,6 +71,11 @@ class Encoder:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The bytes of ids, exactly where the tokenizer is byte-level."""
+        table = self._bytes_of_id
+        return self.decode(ids).encode() if table is None else b"".join(table[id] for id in ids)
+
     @cached_property
     def _bytes_of_id(self) -> list[bytes] | None:
         """The bytes of each id, None where the tokenizer isn't byte-level."""

@@ -1,0 +1,105 @@
+"""From a place in a training row to the document, file and characters that it came from; and from a document to its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_pipeline.dataset import Dataset
+from data_pipeline.errors import DataError
+from data_pipeline.loader import RowSource
+from data_pipeline.rows import NO_TARGET
+from data_pipeline.tokenizer.encode import Encoder
+
+_AROUND_TOKENS = 24
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where one target of one sample came from. `first_byte`, `last_byte`: the UTF-8 bytes of the document's text that the
+    token stands for, both None for the end of the document; `before`, `token`, `after`: the text around it."""
+
+    sample: int
+    position: int
+    epoch: int
+    source: str
+    document: str
+    file: str
+    record: int
+    token_in_document: int
+    token_id: int
+    first_byte: int | None
+    last_byte: int | None
+    first_character: int | None
+    before: str
+    token: str
+    after: str
+
+
+def trace(rows: RowSource, sample: int, position: int) -> Origin:
+    """Where the target at `position` of the sample came from. Raises DataError for padding and for places outside the row."""
+    place = rows.place(sample)
+    row = rows[sample]
+    if not 0 <= position < row.targets.size:
+        raise DataError(f"position {position} is outside the row: it has positions 0 to {row.targets.size - 1}")
+    if row.targets[position] == NO_TARGET:
+        raise DataError(f"position {position} of sample {sample} is padding: the row has {row.num_targets} targets")
+    pieces = place.plan.pieces(place.row)
+    ends = np.cumsum(pieces["length"].astype(np.int64))
+    piece = int(np.searchsorted(ends, position, side="right"))
+    document, start, length = (int(value) for value in pieces[piece])
+    inside = start + position - (int(ends[piece]) - length)
+    shard, number = place.source.find(document)
+    tokens = shard.document(number)
+    file, record = shard.origin(number)
+    dataset = rows.dataset(place.entry)
+    encoder = Encoder.open(dataset.tokenizer_path)
+    widths = dataset.token_bytes[tokens].astype(np.int64)
+    first_byte = int(widths[:inside].sum())
+    is_end = inside == tokens.size - 1
+    ahead = encoder.decode_bytes(tokens[:inside].tolist())
+    return Origin(
+        sample=sample,
+        position=position,
+        epoch=place.epoch,
+        source=place.source.name,
+        document=shard.document_id(number),
+        file=file,
+        record=record,
+        token_in_document=inside,
+        token_id=int(tokens[inside]),
+        first_byte=None if is_end else first_byte,
+        last_byte=None if is_end else first_byte + int(widths[inside]) - 1,
+        first_character=None if is_end else len(ahead.decode("utf-8", "ignore")),
+        before=encoder.decode(tokens[max(0, inside - _AROUND_TOKENS) : inside].tolist()),
+        token=encoder.decode([int(tokens[inside])]),
+        after=encoder.decode(tokens[inside + 1 : inside + 1 + _AROUND_TOKENS].tolist()),
+    )
+
+
+def find_document(dataset: Dataset, id: str) -> tuple[str, str, int]:
+    """(split, source, number within it) of a document id, or of an id's beginning. Reads the ids of the whole dataset.
+
+    Raises DataError where no document, or more than one, has it.
+    """
+    found: list[tuple[str, str, int]] = []
+    for source in [*dataset.sources, *dataset.validation]:
+        first = 0
+        for shard in source.shards:
+            found += [(source.split, source.name, first + number) for number in shard.numbers_of(id)]
+            first += shard.num_documents
+    if len(found) != 1:
+        what = "no document" if not found else f"{len(found)} documents"
+        hint = "; duplicates.jsonl lists those that were removed" if not found else ": give more digits"
+        raise DataError(f"{dataset.path}: {what} with an id that begins with {id!r}{hint}")
+    return found[0]
+
+
+def samples_of(rows: RowSource, *, split: str, source: str, document: int, num_samples: int) -> Iterator[int]:
+    """The samples below `num_samples` that hold a piece of the document, in order."""
+    for sample in range(num_samples):
+        place = rows.place(sample)
+        if (place.source.split, place.source.name) == (split, source) and (place.plan.pieces(place.row)["document"] == document).any():
+            yield sample

@@ -1,0 +1,173 @@
+"""`mlite data`: raw text to a dataset folder; look at it, check it, trace it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from data_pipeline.errors import ConfigError, Fault
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+Words = Annotated[Optional[list[str]], typer.Argument(metavar="[CONFIG] [a.b=c ...]", show_default=False)]  # noqa: UP045 (typer reads it)
+ConfigOption = Annotated[Optional[str], typer.Option("--config", help="The data config, where it is not the first argument.")]  # noqa: UP045
+Folder = Annotated[Path, typer.Argument(metavar="DATASET", help="A dataset folder.", show_default=False)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+Length = Annotated[Optional[int], typer.Option("--sequence-length", "-s", min=1, help="Targets a row.")]  # noqa: UP045
+ShownDocument = Annotated[Optional[str], typer.Option("--document", "-d", help="Show this one, by its id or the id's beginning.")]  # noqa: UP045
+Among = Annotated[Optional[int], typer.Option("--num-samples", min=1, help="Look among so many samples; default one epoch.")]  # noqa: UP045
+Method = Annotated[str, typer.Option("--method", help="best_fit or concat.")]
+
+
+@app.command()
+def build(
+    words: Words = None,
+    config: ConfigOption = None,
+    quiet: Quiet = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Let a different dataset in the output folder give way.")] = False,
+) -> None:
+    """Raw text to a dataset folder. Started again after a stop or a kill, it goes on."""
+    from data_pipeline.build import build as build_dataset
+    from data_pipeline.config import load_data_config
+
+    path, overrides = _config_and_overrides(words or [], config)
+    build_dataset(load_data_config(path, overrides), quiet=quiet, replace=replace)
+
+
+@app.command()
+def pack(folder: Folder, sequence_length: Length = None, method: Method = "best_fit") -> None:
+    """Make the packing plan for a sequence length. A run makes it too, if it is missing."""
+    from data_pipeline.build import make_plans
+    from data_pipeline.config import PackingConfig
+    from data_pipeline.dataset import Dataset
+    from data_pipeline.schema import validate
+
+    if sequence_length is None:
+        raise ConfigError([Fault("--sequence-length", None, "the targets of a row", "for example --sequence-length 2048")])
+    plan = validate(PackingConfig, {"sequence_length": sequence_length, "method": method})
+    for line in make_plans(Dataset.open(folder), [plan]):
+        print(line)
+
+
+@app.command()
+def inspect(
+    folder: Folder,
+    document: ShownDocument = None,
+    number: Annotated[int, typer.Option("--number", "-n", min=0, help="How many documents of each source to show.")] = 3,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Show the tokens one by one.")] = False,
+) -> None:
+    """What is in a dataset: its books, its sources, its tokenizer, and some documents decoded."""
+    from data_pipeline.show import show_dataset, show_document
+
+    if document is not None:
+        show_document(folder, document, tokens=tokens)
+    else:
+        show_dataset(folder, number=number, tokens=tokens)
+
+
+@app.command()
+def verify(folder: Folder, quiet: Quiet = False) -> None:
+    """Check every byte of a dataset, that each document ends once, and that the books balance. Code 3 where something is wrong."""
+    from data_pipeline.verify import verify_dataset
+
+    verify_dataset(folder, quiet=quiet)
+
+
+@app.command()
+def trace(
+    target: Annotated[Path, typer.Argument(metavar="RUN|DATASET", help="A run folder, or a dataset folder.", show_default=False)],
+    sample: Annotated[Optional[int], typer.Option("--sample", min=0, help="The sample's number, from 0.")] = None,  # noqa: UP045
+    step: Annotated[Optional[int], typer.Option("--step", min=1, help="Of a run: the step, as metrics.jsonl counts; with --row.")] = None,  # noqa: UP045
+    row: Annotated[int, typer.Option("--row", min=0, help="The row in that step's global batch, from 0.")] = 0,
+    position: Annotated[int, typer.Option("--position", "-p", min=0, help="The target's place in the row, from 0.")] = 0,
+    document: Annotated[Optional[str], typer.Option("--document", "-d", help="Instead: the samples that hold this document.")] = None,  # noqa: UP045
+    num_samples: Among = None,
+    sequence_length: Length = None,
+    method: Method = "best_fit",
+    seed: Annotated[int, typer.Option("--seed", help="Of a dataset: the seed of the run that it is traced for.")] = 1234,
+    validation: Annotated[bool, typer.Option("--validation", help="The held-out rows.")] = False,
+) -> None:
+    """Where a token of a training row came from, as JSON; or, with --document, which samples hold a document."""
+    from data_pipeline.trace import find_document, samples_of
+    from data_pipeline.trace import trace as trace_token
+
+    rows, batch_size = _rows(
+        target, sequence_length=sequence_length, method=method, seed=seed, split="validation" if validation else "train"
+    )
+    if document is not None:
+        split, source, found = find_document(rows.dataset(0), document)
+        if (split == "validation") != validation:
+            raise ConfigError(
+                [
+                    Fault(
+                        "--document",
+                        document,
+                        f"a document of the {'held-out' if validation else 'training'} rows",
+                        "add or drop --validation",
+                    )
+                ]
+            )
+        for number in samples_of(rows, split=split, source=source, document=found, num_samples=num_samples or len(rows)):
+            _print_json({"sample": number, **({"step": number // batch_size + 1, "row": number % batch_size} if batch_size else {})})
+        return
+    if (sample is None) == (step is None) or (step is not None and not batch_size):
+        raise ConfigError(
+            [Fault("--sample", sample, "--sample N, or of a run --step N --row N", "steps count from 1, samples and rows from 0")]
+        )
+    if step is not None:
+        sample = (step - 1) * batch_size + row
+    assert sample is not None
+    _print_json(trace_token(rows, sample, position).__dict__)
+
+
+# ------------------------------------------------------------------------------------------------- reading
+
+
+def _config_and_overrides(words: list[str], config: str | None) -> tuple[str, list[str]]:
+    """CONFIG is the first word without `=`, or --config."""
+    paths = [word for word in words if "=" not in word]
+    given = [*([config] if config is not None else []), *paths]
+    if len(given) != 1:
+        what = "none" if not given else " ".join(given)
+        raise ConfigError(
+            [Fault("CONFIG", what, "the path of one data config", "for example: mlite data build configs/data/tiny.yaml workers=4")]
+        )
+    return given[0], [word for word in words if "=" in word]
+
+
+def _rows(target: Path, *, sequence_length: int | None, method: str, seed: int, split: str) -> tuple[Any, int]:
+    """(rows, global batch size or 0): of a run as its saved config has them, of a dataset as the options say."""
+    from data_pipeline.loader import Dataset, RowSource
+
+    if (target / "config.yaml").is_file():
+        from launcher.finished import read_config
+
+        config = read_config(target)
+        mixture = [(Dataset.open(source.path), source.weight, None) for source in config.data.mixture]
+        length, packing = config.training.sequence_length, config.data.packing
+        return RowSource.open(
+            mixture, sequence_length=length, packing=packing, seed=config.run.seed, split=split
+        ), config.training.global_batch_size
+    if sequence_length is None:
+        raise ConfigError(
+            [
+                Fault(
+                    "--sequence-length",
+                    None,
+                    "the targets of a row of the run that is traced",
+                    "or give the run's folder in place of the dataset's",
+                )
+            ]
+        )
+    if method not in ("best_fit", "concat"):
+        raise ConfigError([Fault("--method", method, "best_fit or concat")])
+    packing_: Any = method
+    return RowSource.open([(Dataset.open(target), 1.0, None)], sequence_length=sequence_length, packing=packing_, seed=seed, split=split), 0
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    import json
+
+    print(json.dumps(value, ensure_ascii=False))
