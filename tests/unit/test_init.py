@@ -1,7 +1,12 @@
 """If this fails, initial weights depend on the layout, are badly distributed, or are not those of the version before."""
 
 import hashlib
+import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +20,7 @@ from megatron_lite.models.init import local_init
 from megatron_lite.parallel.groups import Axis, ProcessGroups
 from megatron_lite.parallel.shard_spec import ShardSpec
 from tests.logical import assemble, blocks_of
+from tests.paths import ROOT
 
 CONFIG = ModelConfig(
     vocab_size=600, hidden_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=320
@@ -98,3 +104,18 @@ def test_tied_parameter_stays_one() -> None:
     assert model.lm_head.weight is model.embedding.weight
     assert [name for name, _ in model.named_parameters() if "lm_head" in name] == []
     assert all(not parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of resident memory can be reset on Linux only")
+def test_share_of_a_large_model_never_holds_a_full_tensor(capsys: pytest.CaptureFixture[str]) -> None:
+    """tp 8 of an 8B shape, one layer with embedding and head: the peak stays below a full tensor, module by module."""
+    command = [sys.executable, str(ROOT / "tests/benchmarks/bench_init.py"), "--layers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    with capsys.disabled():
+        print(
+            f"\n  init of one rank's share, 8B shape with 1 layer at tp 8: {result['seconds']} s, "
+            f"{result['ns_per_parameter']} ns a parameter; worst peak {result['worst_peak_over_full_tensor']:.2f} of the full tensor"
+        )
+    assert result["worst_peak_over_full_tensor"] < 1
