@@ -49,20 +49,8 @@ def probabilities(logits: Tensor, options: Sequence[SamplingOptions]) -> Tensor:
 
     Ties go to the lower id. Raises NonFiniteError where a row has NaN or nothing finite.
     """
-    require_usable(logits)
-    device = logits.device
-    greedy = torch.tensor([each.greedy for each in options], device=device)[:, None]
-    temperature = torch.tensor([1.0 if each.greedy else each.temperature for each in options], dtype=torch.float64, device=device)[:, None]
-    ordered, ids = logits.double().sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(logits.shape[-1], device=device)[None]
-    limit = torch.tensor([each.top_k or logits.shape[-1] for each in options], device=device)[:, None].masked_fill(greedy, 1)
-    scaled = ((ordered - ordered[:, :1]) / temperature).masked_fill(rank >= limit, float("-inf"))
-    likely = scaled.softmax(dim=-1)
-    top_p = torch.tensor([2.0 if each.top_p >= 1 else each.top_p for each in options], dtype=torch.float64, device=device)[:, None]
-    before = likely.cumsum(dim=-1) - likely  # the mass of those that are more probable
-    likely = likely.masked_fill((before >= top_p - NUCLEUS_SLACK) & (rank > 0), 0.0)
-    likely /= likely.sum(dim=-1, keepdim=True)
-    return torch.zeros_like(likely).scatter_(-1, ids, likely)
+    ids, likely = _candidates(logits, options)
+    return likely.new_zeros(logits.shape).scatter_(-1, ids, likely)
 
 
 def choose(logits: Tensor, options: Sequence[SamplingOptions], draws: Tensor) -> Tensor:
@@ -70,10 +58,48 @@ def choose(logits: Tensor, options: Sequence[SamplingOptions], draws: Tensor) ->
     if all(each.greedy for each in options):
         require_usable(logits)
         return logits.argmax(dim=-1)
-    cumulative = probabilities(logits, options).cumsum(dim=-1)
+    ids, likely = _candidates(logits, options)
+    cumulative = likely.cumsum(dim=-1)
     total = cumulative[:, -1:]  # 1 only up to rounding
     wanted = torch.minimum(draws.to(cumulative)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, wanted, right=True).squeeze(-1)  # the first beyond: never one of probability 0
+    place = torch.searchsorted(cumulative, wanted, right=True)  # the first beyond: never one of probability 0
+    return ids.gather(-1, place).squeeze(-1)
+
+
+def _candidates(logits: Tensor, options: Sequence[SamplingOptions]) -> tuple[Tensor, Tensor]:
+    """(ids int64 [B, C], probabilities float64 [B, C]) of all tokens that may be chosen, perhaps with some of probability 0."""
+    require_usable(logits)
+    vocabulary = logits.shape[-1]
+
+    def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=logits.device)[:, None]
+
+    temperature = column([1.0 if each.greedy else each.temperature for each in options], torch.float64)
+    limits = [1 if each.greedy else min(each.top_k or vocabulary, vocabulary) for each in options]
+    if min(limits) == vocabulary and all(each.top_p >= 1 for each in options):
+        ids = torch.arange(vocabulary, device=logits.device).expand_as(logits)
+        return ids, ((logits - logits.amax(dim=-1, keepdim=True)).double() / temperature).softmax(dim=-1)
+    values, ids = _ranked(logits, max(limits))
+    rank = torch.arange(values.shape[-1], device=logits.device)[None]
+    scaled = ((values - values[:, :1]).double() / temperature).masked_fill(rank >= column(limits, torch.int64), float("-inf"))
+    likely = scaled.softmax(dim=-1)
+    top_p = column([2.0 if each.top_p >= 1 else each.top_p for each in options], torch.float64)
+    before = likely.cumsum(dim=-1) - likely  # the mass of those that are more probable
+    likely = likely.masked_fill((before >= top_p - NUCLEUS_SLACK) & (rank > 0), 0.0)
+    return ids, likely / likely.sum(dim=-1, keepdim=True)
+
+
+def _ranked(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(logits, ids) of at least the `count` largest of each row, largest first, equal ones by id."""
+    if 4 * count < logits.shape[-1]:
+        least = logits.topk(count).values[:, -1:]
+        count = int((logits >= least).sum(dim=-1).max())  # with all that equal the last
+    if 4 * count >= logits.shape[-1]:
+        values, ids = logits.sort(dim=-1, descending=True, stable=True)
+        return values, ids
+    ids = logits.topk(count).indices.sort(dim=-1).values
+    values, order = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(-1, order)
 
 
 def draw(seed: int, place: int) -> float:

@@ -72,6 +72,18 @@ def test_top_k_of_one_is_greedy() -> None:
     assert _kept([0.25, 0.25, 0.25, 0.25], top_k=3) == {0, 1, 2}
 
 
+def test_a_few_of_many() -> None:
+    """The short cut for a small k in a large vocabulary gives what ranking everything gives, with many equal logits."""
+    logits = torch.randint(-3, 4, (6, 500), generator=torch.Generator().manual_seed(1)).float()
+    logits[3] += torch.linspace(0, 1, 500)
+    for top_k in (1, 2, 7, 100, 300):
+        for row, got in enumerate(probabilities(logits, [SamplingOptions(top_k=top_k, top_p=0.9)] * 6)):
+            ranked = sorted(range(500), key=lambda token: (-float(logits[row, token]), token))[:top_k]
+            weights = torch.tensor([float(logits[row, token]) for token in ranked], dtype=torch.float64).softmax(0).tolist()
+            kept = [token for place, token in enumerate(ranked) if place == 0 or sum(weights[:place]) < 0.9 - 1e-6]
+            assert {token for token in range(500) if got[token] > 0} == set(kept)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
