@@ -16,7 +16,7 @@ from launcher.faults import Faults
 from launcher.recorder import Recorder
 from launcher.run_folder import RunFolder
 from megatron_lite.checkpoint.agree import broadcast_json
-from megatron_lite.checkpoint.find import Choice, inspect_checkpoint, newest_checkpoint, quarantine
+from megatron_lite.checkpoint.find import Choice, checkpoint_at, newest_checkpoint, quarantine
 from megatron_lite.checkpoint.load import load_into
 from megatron_lite.checkpoint.manifest import RunState
 from megatron_lite.checkpoint.retention import apply_retention
@@ -93,9 +93,7 @@ def _the_checkpoint(path: Path, groups: ProcessGroups, key: str) -> tuple[Path, 
         if choice is None:
             raise CheckpointError(f"{key}: {path} has no checkpoint")
         return choice.info.path, choice.info.state
-    info = inspect_checkpoint(path)
-    if isinstance(info, str):
-        raise CheckpointError(f"{key}: {info}")
+    info = checkpoint_at(path, groups)
     return info.path, info.state
 
 

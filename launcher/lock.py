@@ -72,6 +72,10 @@ class RunLock:
         finally:
             os.close(descriptor)
 
+    def touched_lately(self) -> bool:
+        """Whether a holder, on whatever host, has touched it within STALE_AFTER_S by this host's clock."""
+        return self.path.exists() and self.path.stat().st_size > 0 and time.time() - self.path.stat().st_mtime < STALE_AFTER_S
+
     @staticmethod
     def _flock(descriptor: int) -> bool:
         try:

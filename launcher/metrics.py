@@ -80,7 +80,8 @@ class Metrics(JsonLines):
         """Move what comes after `step` to the events; returns how many lines moved. To be killed in between is harmless: a
         line is in one of the files at every instant, and the next attempt doesn't move it twice."""
         self.close()
-        kept, later = [], []
+        kept: list[tuple[str, dict[str, Any] | None]] = []
+        later: list[tuple[str, dict[str, Any] | None]] = []
         for line, value in self.lines():
             after = value is None or not isinstance(value.get("step"), int) or value["step"] > step
             (later if after else kept).append((line, value))

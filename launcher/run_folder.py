@@ -84,7 +84,7 @@ class RunFolder:
 
 def describe(environment: Environment) -> dict[str, Any]:
     """What an attempt ran on."""
-    packages = {}
+    packages: dict[str, str | None] = {}
     for name in ("megatron-lite", "torch", "deepspeed", "numpy"):
         try:
             packages[name] = version(name)

@@ -36,7 +36,13 @@ class WandbTracker(Tracker):
     def __init__(
         self, folder: Path, wandb_config: WandbConfig, *, mode: Mode, name: str, config: dict[str, Any], warn: Callable[[str], None]
     ) -> None:
-        self._settings = {"project": wandb_config.project, "entity": wandb_config.entity, "name": name, "mode": mode, "config": config}
+        self._settings: dict[str, Any] = {
+            "project": wandb_config.project,
+            "entity": wandb_config.entity,
+            "name": name,
+            "mode": mode,
+            "config": config,
+        }
         self._folder, self._mode, self._warn = folder, mode, warn
         self._id = run_id(folder, wandb_config.project)
         self._queue: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
@@ -67,7 +73,7 @@ class WandbTracker(Tracker):
         import wandb
 
         settings = wandb.Settings(init_timeout=INIT_TIMEOUT_S, console="off", silent=True)
-        resume = {"resume": "allow"} if self._mode == "online" else {}
+        resume: dict[str, Any] = {"resume": "allow"} if self._mode == "online" else {}
         run = wandb.init(id=self._id, dir=str(self._folder), settings=settings, **self._settings, **resume)
         run.define_metric("step")
         run.define_metric("*", step_metric="step")  # wandb's own step can't go back, as a resume from an older checkpoint does

@@ -15,7 +15,7 @@ if str(_HERE.parent) not in sys.path:
 import os  # noqa: E402
 import time  # noqa: E402
 
-from data_pipeline.errors import MegatronLiteError  # noqa: E402
+from data_pipeline.errors import MegatronLiteError, RunInUseError  # noqa: E402
 from data_pipeline.loader import Dataset  # noqa: E402
 from launcher.config import load_config, parse_arguments, with_vocabulary  # noqa: E402
 from launcher.environment import Environment, read_environment  # noqa: E402
@@ -58,7 +58,8 @@ def refuse(error: MegatronLiteError, environment: Environment, folder: RunFolder
     if environment.rank != 0:
         time.sleep(3)
     print(f"{'' if environment.rank == 0 else f'rank {environment.rank}: '}{error}", file=sys.stderr, flush=True)
-    if environment.rank == 0 and folder is not None and folder.status_file.exists() and not folder.lock.held_by_somebody():
+    ours = environment.rank == 0 and folder is not None and not isinstance(error, RunInUseError)
+    if ours and folder is not None and folder.status_file.exists() and not folder.lock.held_by_somebody():
         try:
             folder.begin(environment)
             folder.write_status("failed", code=error.exit_code, message=str(error))

@@ -1,0 +1,115 @@
+"""The `mlite` command. Subcommands import what they need when they run, so that help and mistakes cost nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from data_pipeline.errors import MegatronLiteError
+from launcher.commands import data
+
+app = typer.Typer(
+    help="From raw text to a pretrained language model: data, training, evaluation, text.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(data.app, name="data", help="Raw text to a dataset folder; look at it, check it, trace it.")
+
+Words = Annotated[Optional[list[str]], typer.Argument(metavar="[CONFIG] [a.b=c ...]", show_default=False)]  # noqa: UP045 (typer reads it)
+ConfigOption = Annotated[Optional[str], typer.Option("--config", help="The run config, where it is not the first argument.")]  # noqa: UP045
+Overrides = Annotated[Optional[list[str]], typer.Argument(metavar="[a.b=c ...]", show_default=False)]  # noqa: UP045
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or one of its checkpoints.", show_default=False)]
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False)],
+    text: Annotated[str, typer.Option("--text", help="A file, a folder or a quoted glob of .txt, .jsonl or .parquet, plain, .gz or .zst.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite configs of this name.")] = False,
+) -> None:
+    """Write a data config and a run config for a text of your own, and say what to type next."""
+    from launcher.commands.init import write_configs
+
+    write_configs(name, text, force=force)
+
+
+@app.command()
+def train(
+    words: Words = None,
+    config: ConfigOption = None,
+    processes: Annotated[int, typer.Option("--processes", "-n", help="0: one a GPU, or parallel.tp on a machine without.")] = 0,
+) -> None:
+    """Train on this machine, with as many processes as it takes; ends with the run's own exit code."""
+    from launcher.commands.train import train_here
+
+    raise typer.Exit(train_here([*(["--config", config] if config else []), *(words or [])], processes=processes))
+
+
+@app.command("eval")
+def evaluate(run: Run, overrides: Overrides = None) -> None:
+    """Held-out loss, perplexity and bits per byte of the newest checkpoint, as JSON; data.path=DIR scores another dataset."""
+    from launcher.commands.eval import evaluate_run
+
+    evaluate_run(run, overrides or [])
+
+
+@app.command()
+def generate(
+    run: Run,
+    overrides: Overrides = None,
+    prompt: Annotated[Optional[list[str]], typer.Option("--prompt", "-p", help="Text to go on from; may be repeated.")] = None,  # noqa: UP045
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1)] = 100,
+    temperature: Annotated[float, typer.Option(help="0: always the most probable token.")] = 0.8,
+    top_k: Annotated[int, typer.Option("--top-k", help="0: all.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p")] = 1.0,
+    seed: Annotated[int, typer.Option()] = 0,
+    json_lines: Annotated[bool, typer.Option("--json", help="One JSON object a prompt.")] = False,
+) -> None:
+    """Text from the newest checkpoint. Without --prompt, from the beginning of a document."""
+    from launcher.commands.generate import generate_text
+
+    generate_text(
+        run,
+        overrides or [],
+        prompts=prompt or [""],
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        json_lines=json_lines,
+    )
+
+
+@app.command()
+def status(run: Run) -> None:
+    """Where a run stands: state, step, time left, whether a job is at it now."""
+    from launcher.commands.status import show_status
+
+    show_status(run)
+
+
+@app.command()
+def doctor() -> None:
+    """What is right and what is wrong with this machine for training."""
+    from launcher.commands.doctor import examine
+
+    raise typer.Exit(examine())
+
+
+def main() -> None:
+    """Run the command line; errors meant for the user are shown without a traceback and end with their own code."""
+    try:
+        app()
+    except MegatronLiteError as error:
+        print(f"mlite: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""`mlite init NAME --text PATH`: a data config and a run config that work, sized to the text and the machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from data_pipeline.config import load_data_config
+from data_pipeline.errors import ConfigError, Fault
+from data_pipeline.storage import atomic_write, is_url, list_files, open_bytes
+from launcher.commands.train import num_gpus
+from launcher.config import load_config
+
+COMPRESSION = 3  # bytes of text a byte of a .gz or .zst, roughly
+BYTES_A_TOKEN = 3.5  # of BPE on text, roughly
+UNKNOWN_BYTES = 100_000_000  # of a text whose size can't be asked for
+FEW_FILES = 20  # so few .txt files are cut into lines, or there would be too few documents to hold some out
+
+
+@dataclass(frozen=True)
+class Text:
+    """What there is to train on, as far as a look at the names and the first record tells."""
+
+    pattern: str
+    num_files: int
+    num_bytes: int
+    suffix: str  # the commonest, without .gz or .zst
+    text_field: str | None  # of jsonl and parquet
+    num_documents: int  # at least
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and a batch that suit so much text."""
+
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+    sequence_length: int
+    global_batch_size: int
+    lr: float
+
+
+# Tokens of text up to which each is chosen. Without a GPU the first is taken whatever the text; only its vocabulary grows.
+SIZES = (
+    (2e7, Size(4096, 256, 4, 8, 2, 768, 256, 16, 1e-3)),
+    (2e8, Size(8192, 512, 8, 8, 4, 1408, 512, 64, 6e-4)),
+    (2e9, Size(32768, 768, 12, 12, 4, 2048, 1024, 256, 6e-4)),
+    (float("inf"), Size(32768, 1024, 24, 16, 4, 2816, 2048, 512, 3e-4)),
+)
+
+
+def write_configs(name: str, pattern: str, *, force: bool = False) -> None:
+    """Write configs/data/NAME.yaml and configs/run/NAME.yaml, and print the commands that use them."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise ConfigError([Fault("NAME", name, "letters, digits, _ and -", "it names files and the run")])
+    data_path, run_path = Path("configs/data") / f"{name}.yaml", Path("configs/run") / f"{name}.yaml"
+    for path in (data_path, run_path):
+        if path.exists() and not force:
+            raise ConfigError([Fault("NAME", name, f"a name that is free, or --force: {path} exists", "choose another name")])
+    text = look_at(pattern)
+    gpus = num_gpus()
+    size = choose_size(text.num_bytes, gpus=gpus)
+    for path, content in ((data_path, data_config(name, text, size)), (run_path, run_config(name, text, size, gpus=gpus))):
+        with atomic_write(path) as file:
+            file.write(content.encode())
+    load_data_config(data_path)  # what we write must be what we accept
+    load_config(run_path)
+    print(f"{text.num_files} files, about {text.num_bytes / 1e6:,.1f} MB of text. Written: {data_path} and {run_path}, with comments.")
+    print("Now type\n")
+    print(f"  mlite data build {data_path}")
+    print(f"  mlite train {run_path}\n")
+    print(f"Then `mlite generate runs/{name}` writes text, and the same train command goes on after a stop.")
+
+
+def look_at(pattern: str) -> Text:
+    """Raises DataError where nothing matches, ConfigError where the first record has no text."""
+    files = list_files(pattern)
+    kinds = Counter(_suffix(file) for file in files)
+    suffix = kinds.most_common(1)[0][0]
+    num_bytes = sum(
+        UNKNOWN_BYTES if is_url(file) else Path(file).stat().st_size * (COMPRESSION if file.endswith((".gz", ".zst")) else 1)
+        for file in files
+    )
+    sample = next(file for file in files if _suffix(file) == suffix)
+    documents = len(files)
+    field = None
+    if suffix in (".jsonl", ".json", ".ndjson"):
+        field, documents = _jsonl_field(sample), max(documents, num_bytes // 2000)
+    elif suffix == ".parquet":
+        field, documents = _parquet_field(sample), max(documents, num_bytes // 2000)
+    elif len(files) < FEW_FILES:
+        documents = max(documents, num_bytes // 80)
+    return Text(pattern, len(files), num_bytes, suffix, field, documents)
+
+
+def choose_size(num_bytes: int, *, gpus: int) -> Size:
+    """The first of SIZES that the text fits, or the smallest without a GPU; small texts get a small vocabulary."""
+    tokens = num_bytes / BYTES_A_TOKEN
+    size = SIZES[0][1] if not gpus else next(size for limit, size in SIZES if tokens <= limit)
+    vocabulary = 512 if num_bytes < 200_000 else 1024 if num_bytes < 1_000_000 else size.vocab_size
+    return replace(size, vocab_size=vocabulary)
+
+
+def data_config(name: str, text: Text, size: Size) -> str:
+    lines = ""
+    if text.text_field is not None:
+        lines = f"\n    text_field: {json.dumps(text.text_field)} # the field of a record that holds its text"
+    elif text.num_files < FEW_FILES:
+        lines = "\n    txt_documents: line # each line a document; file: each file one"
+    fraction = min(0.2, max(0.01, round(30 / max(text.num_documents, 1), 3)))
+    return f"""# Raw text to a dataset folder: mlite data build configs/data/{name}.yaml
+output: data/{name}
+seed: 1234
+
+sources: # several may stand here; of duplicates between them the first keeps its copy
+  - name: {name}
+    files: {json.dumps(text.pattern)} # a file, a folder or a glob; .txt, .jsonl, .parquet, plain, .gz or .zst{lines}
+
+normalise: {{unicode: nfc, newlines: lf}}
+
+dedup:
+  exact: true
+  minhash: {{ngram: 5, num_bands: 14, rows_per_band: 8, threshold: 0.8}} # near-duplicates; null: keep them
+
+tokenizer: {{type: bpe, vocab_size: {size.vocab_size}, pretokenizer: gpt2}} # or bytes, or pretrained with name_or_path
+
+validation: {{fraction: {fraction:g}}} # of the documents, held out of training
+
+packing: [{{sequence_length: {size.sequence_length}, method: best_fit}}]
+workers: 2
+"""
+
+
+def run_config(name: str, text: Text, size: Size, *, gpus: int) -> str:
+    tokens = text.num_bytes / BYTES_A_TOKEN
+    epochs = 4 if tokens < 2e7 else 1
+    steps = int(max(100, epochs * tokens / (size.global_batch_size * size.sequence_length)))
+    if not gpus:
+        steps = min(steps, 1000)
+    every = max(20, min(1000, steps // 8))
+    precision = "bf16" if gpus else "fp32"
+    return f"""# Train: mlite train configs/run/{name}.yaml       any key can be overridden: training.steps=500
+# On several processes: deepspeed --num_gpus 2 launcher/train.py --config configs/run/{name}.yaml parallel.tp=2
+run: {{name: {name}, seed: 1234}} # the run folder is runs/{name}
+
+model:
+  vocab_size: auto # the tokenizer's
+  hidden_size: {size.hidden_size}
+  num_hidden_layers: {size.layers}
+  num_attention_heads: {size.heads}
+  num_key_value_heads: {size.kv_heads} # fewer than attention heads: grouped-query attention
+  intermediate_size: {size.feed_forward}
+  max_position_embeddings: {max(2 * size.sequence_length, 512)}
+
+data: {{path: data/{name}, packing: best_fit, document_mask: true}}
+
+parallel: {{tp: 1, zero_stage: 1}} # data parallel is what is left of the processes
+
+training:
+  steps: {steps} # about {steps * size.global_batch_size * size.sequence_length / max(tokens, 1):.1f} times through the text
+  sequence_length: {size.sequence_length} # tokens a row
+  global_batch_size: {size.global_batch_size} # rows a step, over all processes
+  micro_batch_size: auto
+  precision: {precision}
+
+optimizer: {{name: adamw, lr: {size.lr:.1e}, betas: [0.9, 0.95], weight_decay: 0.1, max_grad_norm: 1.0}}
+lr_scheduler: {{name: cosine, warmup_steps: {max(10, min(2000, steps // 20))}, min_lr_ratio: 0.1}}
+checkpoint: {{interval_steps: {every}, keep_last: 2}}
+evaluation: {{interval_steps: {every}, max_sequences: 320}}
+logging: {{interval_steps: {1 if steps <= 2000 else 10}, wandb: {{mode: auto, project: megatron-lite}}}}
+"""
+
+
+def _suffix(file: str) -> str:
+    return Path(file.removesuffix(".gz").removesuffix(".zst")).suffix
+
+
+def _jsonl_field(file: str) -> str:
+    """The field with the text in the first record that can be read: `text` or `content`, else the longest string."""
+    with open_bytes(file) as lines:
+        for line, _ in zip(lines, range(100)):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                return _best_field({key: len(value) for key, value in record.items() if isinstance(value, str)}, file)
+    return _best_field({}, file)
+
+
+def _parquet_field(file: str) -> str:
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = pyarrow.parquet.read_schema(file)
+    return _best_field(
+        {field.name: 0 for field in schema if pyarrow.types.is_string(field.type) or pyarrow.types.is_large_string(field.type)}, file
+    )
+
+
+def _best_field(lengths: dict[str, int], file: str) -> str:
+    for name in ("text", "content", "body"):
+        if name in lengths:
+            return name
+    if not lengths:
+        raise ConfigError([Fault("--text", file, "records with a field of text", "no record at its beginning has one")])
+    return max(lengths, key=lambda name: lengths[name])
