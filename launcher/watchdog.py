@@ -115,21 +115,27 @@ class Watchdog:
             message = f"rank {dead} died without a word (killed, or out of memory?) while this rank was {self._doing}"
             self._mark.claim(1, message)
             failure = self._mark.read()
+        if failure.get("code") == HangError.exit_code:
+            self._dump_stacks("a rank hangs")
         self._end(int(failure.get("code", 1)), f"rank {self._rank} ends: {failure.get('message')}")
 
     def _end_if_hung(self) -> None:
         silent_s = time.monotonic() - self._beat
         if silent_s < self._timeout_s:
             return
-        with open(self._log_file, "a", encoding="utf-8") as log:
-            log.write(f"no progress for {silent_s:.0f} s while {self._doing}; every thread stands here:\n")
-            faulthandler.dump_traceback(log, all_threads=True)
+        self._dump_stacks(f"no progress for {silent_s:.0f} s while {self._doing}")
         message = (
-            f"no progress for {silent_s:.0f} s while {self._doing}; the stacks are in {self._log_file}. "
+            f"no progress for {silent_s:.0f} s while {self._doing}; where each rank stands is in {self._log_file.parent}. "
             "Raise run.hang_timeout_s if the step is that slow"
         )
         self._mark.claim(HangError.exit_code, message)
         self._end(HangError.exit_code, message)
+
+    def _dump_stacks(self, why: str) -> None:
+        with open(self._log_file, "a", encoding="utf-8") as log:
+            log.write(f"{why}; every thread stands here:\n")
+            log.flush()
+            faulthandler.dump_traceback(log, all_threads=True)
 
     def _end(self, code: int, message: str) -> None:
         with open(self._log_file, "a", encoding="utf-8") as log:
