@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,14 @@ from megatron_lite.checkpoint.find import find_checkpoints, newest_checkpoint
 from megatron_lite.checkpoint.load import load_into
 from megatron_lite.checkpoint.save import save_checkpoint
 from tests.checkpoint_fakes import Layout, fill, logical_state, owned, run_state
-from tests.ranks import Ranks, groups_of
+from tests.ranks import RankError, Ranks, groups_of
 
 LAYOUTS = [Layout(2, 1, "each"), Layout(1, 2, "flat"), Layout(1, 2, "each"), Layout(1, 2, "whole")]
 
 
-def _save(root: Path, layout: Layout, step: int, attempt: int = 1, broken_rank: int | None = None) -> str:
+def _save(
+    root: Path, layout: Layout, step: int, attempt: int = 1, broken_rank: int | None = None, dies: tuple[int, str] | None = None
+) -> str:
     """The path, or what was raised."""
     groups = groups_of(tp=layout.tp, dp=layout.dp)
     slices = owned(layout, groups.dp.rank, groups.tp.rank)
@@ -29,7 +32,17 @@ def _save(root: Path, layout: Layout, step: int, attempt: int = 1, broken_rank: 
     if groups.rank == broken_rank:
         saving._write_all = _full
     try:
-        return str(save_checkpoint(root, step=step, slices=slices, groups=groups, attempt=attempt, state=run_state(step)))
+        return str(
+            save_checkpoint(
+                root,
+                step=step,
+                slices=slices,
+                groups=groups,
+                attempt=attempt,
+                state=run_state(step),
+                on_point=lambda point: os.kill(os.getpid(), signal.SIGKILL) if (groups.rank, point) == dies else None,
+            )
+        )
     except CheckpointError as error:
         return f"error: {error}"
     finally:
@@ -82,6 +95,24 @@ def test_one_rank_out_of_space(ranks2: Ranks, tmp_path: Path, broken_rank: int) 
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
     ranks2.run(_save, tmp_path, LAYOUTS[0], 4)
     assert [info.step for info in find_checkpoints(tmp_path)] == [2, 4]
+
+
+@pytest.mark.parametrize("dies", [(1, "slice"), (0, "before_manifest"), (0, "before_rename"), (1, "before_parent_fsync")])
+def test_one_rank_is_killed(tmp_path: Path, dies: tuple[int, str]) -> None:
+    """B105: SIGKILL of one rank inside a save: the next start finds a whole checkpoint, and saves that step again."""
+    ranks = Ranks(2)
+    try:
+        ranks.run(_save, tmp_path, LAYOUTS[0], 4)
+        with pytest.raises(RankError, match=f"rank {dies[0]}: died"):
+            ranks.run(_save, tmp_path, LAYOUTS[0], 6, dies=dies, timeout_s=60)
+        step = find_checkpoints(tmp_path)[-1].step
+        assert step in ((6,) if dies == (0, "before_parent_fsync") else (4,) if dies[1] != "before_parent_fsync" else (4, 6))
+        for target in LAYOUTS[:2]:
+            assert ranks.run(_load, tmp_path / f"step_{step:08d}", target, step) == ["True", "True"]
+        ranks.run(_save, tmp_path, LAYOUTS[1], 6, attempt=2)
+        assert ranks.run(_load, tmp_path / "step_00000006", LAYOUTS[0], 6) == ["True", "True"]
+    finally:
+        ranks.close()
 
 
 def test_the_choice_is_one(ranks2: Ranks, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from megatron_lite.checkpoint import load as loading
 from megatron_lite.checkpoint.load import execute, load_into, load_logical, verify_checkpoint
 from megatron_lite.checkpoint.manifest import check_coverage, read_manifest
 from megatron_lite.checkpoint.plan import make_plan
+from megatron_lite.checkpoint.save import write_manifest
 from megatron_lite.checkpoint.slices import logical_slices, padding
 from megatron_lite.parallel.groups import ProcessGroups
 from tests.checkpoint_fakes import SHAPES, Layout, fill, logical_state, owned, run_state, write_checkpoint
@@ -220,3 +221,7 @@ def test_manifest_reads_back(tmp_path: Path) -> None:
     assert manifest.state == state and manifest.tensors["odd"].shape == (37,)
     value = json.loads((tmp_path / "step" / "manifest.json").read_text())
     assert value["state"]["samples"] == 12 * 16  # B033: samples are stored, not steps alone
+    for change in ({"format_version": 2}, {"format": "another"}):
+        write_manifest(tmp_path / "step", json.dumps({**value, **change}).encode())
+        with pytest.raises(CheckpointError, match="this program reads 'megatron-lite checkpoint' version 1"):
+            read_manifest(tmp_path / "step")
