@@ -24,7 +24,7 @@ class SourceConfig(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
     files: str | list[str] | None = None
     format: Literal["auto", "txt", "jsonl", "parquet"] = "auto"
-    txt_documents: Literal["file", "line"] = "file"
+    txt_documents: Literal["file", "paragraph", "line"] = "file"  # paragraphs stand between blank lines
     dataset: str | None = None
     dataset_config: str | None = None
     split: str = "train"

@@ -21,6 +21,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.step import Ledger
 from data_pipeline.storage import DamagedStream, open_bytes
 
+TxtDocuments = Literal["file", "paragraph", "line"]
 BLANK_KINDS = ("blank_line", "empty")  # nothing to lose: counted as dropped, never an error
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CHUNK_BYTES = 1 << 20
@@ -40,7 +41,7 @@ class ReadOptions:
     """How to take documents out of a file. `notes` counts what was repaired in documents that were kept."""
 
     text_field: str = "text"
-    txt_documents: Literal["file", "line"] = "file"
+    txt_documents: TxtDocuments = "file"
     notes: Counter[str] = field(default_factory=Counter)
 
 
@@ -55,7 +56,7 @@ def read_file(
     name: str | None = None,
     format: str = "auto",
     text_field: str = "text",
-    txt_documents: Literal["file", "line"] = "file",
+    txt_documents: TxtDocuments = "file",
     notes: Counter[str] | None = None,
 ) -> Iterator[Document | Rejected]:
     """Documents of one file, in order, with the records that are none.
@@ -146,7 +147,11 @@ def _document(text: str, source: str, name: str, number: int, *, where: str, not
 
 
 def _read_txt(path: str, options: ReadOptions) -> Records:
-    """The file is one document, or each of its lines is. A damaged file is rejected whole, since half a document is none."""
+    """The file is one document, or each of its paragraphs (between blank lines) or lines is. A damaged file that is one
+    document is rejected whole, since half a document is none; of others the last, cut one is."""
+    if options.txt_documents == "paragraph":
+        yield from _paragraphs(path, options.notes)
+        return
     if options.txt_documents == "line":
         for number, line in _lines(path, options.notes):
             yield number, line if isinstance(line, Rejected) else _decode(line.removesuffix(b"\r"), f"{path}:{number}")
@@ -159,6 +164,23 @@ def _read_txt(path: str, options: ReadOptions) -> Records:
         yield 1, Rejected(damage.kind, f"{path}:1", sum(map(len, parts)))
         return
     yield 1, _decode(_without_bom(b"".join(parts), options.notes), f"{path}:1")
+
+
+def _paragraphs(path: str, notes: Counter[str]) -> Records:
+    """Numbered by their first line. Joined by b"\n", so that a paragraph is the same with either kind of line end."""
+    first, held = 1, list[bytes]()
+    for number, line in _lines(path, notes):
+        if isinstance(line, Rejected):
+            yield first if held else number, Rejected(line.kind, line.where, line.bytes + sum(map(len, held)))
+            return
+        if line.strip():
+            first = first if held else number
+            held.append(line.removesuffix(b"\r"))
+        elif held:
+            yield first, _decode(b"\n".join(held), f"{path}:{first}")
+            held = []
+    if held:
+        yield first, _decode(b"\n".join(held), f"{path}:{first}")
 
 
 def _read_jsonl(path: str, options: ReadOptions) -> Records:

@@ -16,8 +16,9 @@ from launcher.config import load_config
 
 COMPRESSION = 3  # bytes of text a byte of a .gz or .zst, roughly
 BYTES_A_TOKEN = 3.5  # of BPE on text, roughly
+LOOK_BYTES = 1_000_000  # of the largest file
 UNKNOWN_BYTES = 100_000_000  # of a text whose size can't be asked for
-FEW_FILES = 20  # so few .txt files are cut into lines, or there would be too few documents to hold some out
+FEW_FILES = 20  # so few .txt files are cut into paragraphs or lines, or there would be too few documents to hold some out
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Text:
     pattern: str
     num_files: int
     num_bytes: int
-    suffix: str  # the commonest, without .gz or .zst
     text_field: str | None  # of jsonl and parquet
+    cut: str | None  # of few .txt files: paragraph or line
     num_documents: int  # at least
 
 
@@ -82,22 +83,22 @@ def write_configs(name: str, pattern: str, *, force: bool = False) -> None:
 def look_at(pattern: str) -> Text:
     """Raises DataError where nothing matches, ConfigError where the first record has no text."""
     files = list_files(pattern)
-    kinds = Counter(_suffix(file) for file in files)
-    suffix = kinds.most_common(1)[0][0]
-    num_bytes = sum(
-        UNKNOWN_BYTES if is_url(file) else Path(file).stat().st_size * (COMPRESSION if file.endswith((".gz", ".zst")) else 1)
-        for file in files
-    )
-    sample = next(file for file in files if _suffix(file) == suffix)
+    sizes = {file: _text_bytes(file) for file in files}
+    kinds: Counter[str] = Counter()
+    for file, size in sizes.items():
+        kinds[_suffix(file)] += size
+    suffix, num_bytes = kinds.most_common(1)[0][0], kinds.total()
+    sample = max((file for file in files if _suffix(file) == suffix), key=lambda file: sizes[file])
     documents = len(files)
-    field = None
+    field = cut = None
     if suffix in (".jsonl", ".json", ".ndjson"):
         field, documents = _jsonl_field(sample), max(documents, num_bytes // 2000)
     elif suffix == ".parquet":
         field, documents = _parquet_field(sample), max(documents, num_bytes // 2000)
     elif len(files) < FEW_FILES:
-        documents = max(documents, num_bytes // 80)
-    return Text(pattern, len(files), num_bytes, suffix, field, documents)
+        cut, bytes_each = _how_to_cut(sample)
+        documents = max(documents, num_bytes // bytes_each)
+    return Text(pattern, len(files), num_bytes, field, cut, documents)
 
 
 def choose_size(num_bytes: int, *, gpus: int) -> Size:
@@ -112,8 +113,8 @@ def data_config(name: str, text: Text, size: Size) -> str:
     lines = ""
     if text.text_field is not None:
         lines = f"\n    text_field: {json.dumps(text.text_field)} # the field of a record that holds its text"
-    elif text.num_files < FEW_FILES:
-        lines = "\n    txt_documents: line # each line a document; file: each file one"
+    elif text.cut is not None:
+        lines = f"\n    txt_documents: {text.cut} # what of a file is a document: paragraph (between blank lines), line, or file: all of it"
     fraction = min(0.2, max(0.01, round(30 / max(text.num_documents, 1), 3)))
     return f"""# Raw text to a dataset folder: mlite data build configs/data/{name}.yaml
 output: data/{name}
@@ -178,8 +179,24 @@ logging: {{interval_steps: {1 if steps <= 2000 else 10}, wandb: {{mode: auto, pr
 """
 
 
+def _text_bytes(file: str) -> int:
+    if is_url(file):
+        return UNKNOWN_BYTES
+    return Path(file).stat().st_size * (COMPRESSION if file.endswith((".gz", ".zst")) else 1)
+
+
 def _suffix(file: str) -> str:
     return Path(file.removesuffix(".gz").removesuffix(".zst")).suffix
+
+
+def _how_to_cut(file: str) -> tuple[str, int]:
+    """(paragraph or line, bytes of each): paragraphs where a good part of the text has blank lines between them."""
+    with open_bytes(file) as opened:
+        text = opened.read(LOOK_BYTES).replace(b"\r\n", b"\n")
+    paragraphs = len([part for part in text.split(b"\n\n") if part.strip()])
+    if paragraphs >= max(20, len(text) // 20_000):
+        return "paragraph", max(1, len(text) // paragraphs)
+    return "line", max(1, len(text) // max(1, text.count(b"\n")))
 
 
 def _jsonl_field(file: str) -> str:
