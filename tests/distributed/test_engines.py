@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ import torch
 from data_pipeline.errors import NonFiniteError
 from megatron_lite.models.batch import Batch
 from megatron_lite.models.init import local_init
+from megatron_lite.parallel.shard_spec import ShardSpec
+from megatron_lite.training import engine_deepspeed
 from megatron_lite.training.engine import Engine, build_engine
 from megatron_lite.training.step import train_step
 from tests import parity
@@ -375,3 +379,80 @@ def starts_exact(stage: int | None) -> None:
 def test_bf16_masters_start_at_the_exact_initial_weights(ranks2: Ranks, stage: int | None) -> None:
     """DeepSpeed starts its masters from weights rounded to bf16: another run than the config's seed means."""
     ranks2.run(starts_exact, stage)
+
+
+# ------------------------------------------------------------------------------------------- building, evaluating, compiling
+
+
+def partitioned_as_it_comes() -> list[int]:
+    """Elements of the model that stand unpartitioned whenever a parameter of it has just been made."""
+    standing = []
+
+    def watched(spec: ShardSpec, *args: Any, **kwargs: Any) -> torch.Tensor:
+        standing.append(sum(weight.numel() for weight in models[0].parameters() if weight.device.type != "meta"))
+        return local_init(spec, *args, **kwargs)
+
+    models: list[torch.nn.Module] = []
+    materialise = engine_deepspeed.materialise
+
+    def remembered(model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        models.append(model)
+        materialise(model, *args, **kwargs)
+
+    with (
+        mock.patch.object(engine_deepspeed, "materialise", remembered),
+        mock.patch("megatron_lite.models.init.local_init", watched),
+    ):
+        engine_of(Case(dp=2, stage=3))
+    return standing
+
+
+def test_stage_3_never_holds_the_whole_model(ranks2: Ranks) -> None:
+    """Each module is partitioned before the next is made: a model that fits only in pieces can be built."""
+    for standing in ranks2.run(partitioned_as_it_comes):
+        assert len(standing) > 5 and max(standing) == 0
+
+
+def evaluated(stage: int | None, precision: str) -> tuple[float, list[float], list[float]]:
+    def losses(engine: Engine, steps: tuple[int, ...], between: bool) -> list[float]:
+        found = []
+        for step in steps:
+            found.append(train_step(engine, micro_batches(engine, step), step=step, lr=3e-3, seed=SEED).loss)
+            if between:
+                engine.eval_forward(micro_batches(engine, 9)[0])
+        return found
+
+    case = Case(dp=2, stage=stage, precision=precision, dropout=0.1)
+    plain, watched = engine_of(case), engine_of(case)
+    straight, interrupted = losses(plain, (1, 2, 3), False), losses(watched, (1, 2, 3), True)
+    batch = batch_of(watched, range(100, 104))
+    loss, count = watched.eval_forward(batch)
+    assert not loss.requires_grad and watched.eval_forward(batch)[0] == loss, "evaluation has no dropout and no gradient"
+    return float(loss) / int(count), straight, interrupted
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_evaluation_changes_nothing_and_is_the_same_everywhere(ranks2: Ranks, precision: str) -> None:
+    """Training with evaluations between the steps has the bits of training without; the held-out loss knows no stage."""
+    found = {stage: ranks2.run(evaluated, stage, precision)[0] for stage, other in BOTH if other == precision}
+    for stage, (loss, straight, interrupted) in found.items():
+        assert straight == interrupted, stage
+        assert loss == pytest.approx(found[None][0], abs=1e-5 if precision == "fp32" else 5e-3), stage
+
+
+def compiled(case: Case) -> list[float]:
+    model, training, optimizer, parallel = parity.configs(case)
+    numbers = []
+    for compile_it in (False, True):
+        chosen = training.model_copy(update={"compile": compile_it})
+        engine = build_engine(model, chosen, optimizer, parallel, groups_of(tp=case.tp), seed=SEED, device=torch.device("cpu"))
+        for step in (1, 2):
+            numbers.append(train_step(engine, micro_batches(engine, step), step=step, lr=3e-3, seed=SEED).loss)
+    return numbers
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on CPU")
+def test_compiled_layers_train_the_same(ranks2: Ranks) -> None:
+    """training.compile changes speed alone."""
+    eager, compiled_losses = np.split(np.array(ranks2.run(compiled, Case(tp=2, stage=1), timeout_s=300.0)[0]), 2)
+    assert compiled_losses == pytest.approx(eager, abs=1e-5)
