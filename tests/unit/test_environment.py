@@ -1,0 +1,60 @@
+"""If these fail, a rank takes another's place, or several jobs of one process train where one job was meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from data_pipeline.errors import ConfigError
+from launcher.environment import Environment, first_node, read_environment
+
+SLURM_BATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "n[3-4]"}
+SLURM_STEP = {
+    **SLURM_BATCH,
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_NODELIST": "n[3-4]",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+}
+
+
+def test_one_process_needs_nothing() -> None:
+    assert read_environment({}) == Environment()
+
+
+def test_torchrun_and_deepspeed() -> None:
+    common = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h", "MASTER_PORT": "123"}
+    torchrun = read_environment({**common, "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"})
+    deepspeed = read_environment({**common, "LOCAL_SIZE": "2"})
+    assert (torchrun.rank, torchrun.local_rank, torchrun.world_size, torchrun.local_world_size) == (3, 1, 4, 2)
+    assert torchrun.master == deepspeed.master == ("h", 123)
+    assert (torchrun.starter, deepspeed.starter, deepspeed.local_world_size) == ("torchrun", "deepspeed", 2)
+
+
+def test_a_slurm_step_is_a_world_and_its_batch_script_is_not() -> None:
+    """The script's own shell has SLURM_PROCID and SLURM_NTASKS too (B141)."""
+    step = read_environment(SLURM_STEP)
+    assert (step.rank, step.local_rank, step.world_size, step.local_world_size, step.starter) == (5, 1, 8, 4, "srun")
+    assert step.master is not None and step.master[0] == "n3" and 15000 <= step.master[1] < 35000
+    batch = read_environment(SLURM_BATCH)
+    assert (batch.rank, batch.world_size, batch.job_id) == (0, 1, "7")
+
+
+def test_ranks_of_a_step_agree_on_the_address() -> None:
+    masters = {read_environment({**SLURM_STEP, "SLURM_PROCID": str(rank)}).master for rank in range(8)}
+    assert len(masters) == 1
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "first"), [("n1", "n1"), ("n[003-010,12],x1", "n003"), ("a,b", "a"), ("gpu[7]", "gpu7"), ("r1n[2-3]s,r", "r1n2s")]
+)
+def test_first_node(nodelist: str, first: str) -> None:
+    assert first_node(nodelist) == first
+
+
+@pytest.mark.parametrize("environ", [{"RANK": "4", "WORLD_SIZE": "4"}, {"RANK": "x", "WORLD_SIZE": "4"}, {"RANK": "0", "WORLD_SIZE": ""}])
+def test_contradictions_are_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        read_environment(environ)

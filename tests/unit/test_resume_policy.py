@@ -1,0 +1,108 @@
+"""If these fail, a run goes on as another run, or a harmless change is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from data_pipeline.errors import ConfigError, DataError
+from data_pipeline.schema import validate
+from launcher.checkpointing import Start
+from launcher.config import RunConfig
+from launcher.resume_policy import identity, next_phases, recorded_changes, require_same_run
+from megatron_lite.checkpoint.manifest import RunState
+
+ROWS = {"sources": [[{"name": "web", "hash": "a" * 64}]], "tokenizer_hash": "t" * 64}
+
+
+def config_of(**sections: dict[str, Any]) -> RunConfig:
+    tree: dict[str, Any] = {"run": {"name": "x"}, "model": {"vocab_size": 300}, "data": {"path": "d"}, "training": {"steps": 10}}
+    for name, values in sections.items():
+        tree[name] = {**tree.get(name, {}), **values}
+    return validate(RunConfig, tree)
+
+
+def state_of(config: RunConfig) -> RunState:
+    return RunState(step=4, samples=64, tokens=9000, global_batch_size=16, **identity(config, ROWS))
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "field"),
+    [
+        ("model", {"hidden_size": 512}, "model.hidden_size"),
+        ("model", {"hidden_dropout": 0.1}, "model.hidden_dropout"),
+        ("model", {"rope": {"theta": 5e5}}, "model.rope.theta"),
+        ("run", {"seed": 1}, "run.seed"),
+        ("training", {"sequence_length": 128}, "training.sequence_length"),
+        ("data", {"document_mask": False}, "data.document_mask"),
+    ],
+)
+def test_the_identity_is_fixed(section: str, values: dict[str, Any], field: str) -> None:
+    """B121: all differences at once, old and new."""
+    with pytest.raises(ConfigError) as caught:
+        require_same_run(state_of(config_of()), identity(config_of(**{section: values}), ROWS), folder="runs/x")
+    assert [fault.field for fault in caught.value.faults] == [field]
+
+
+def test_another_tokenizer_is_a_fault_and_other_tokens_are_other_data() -> None:
+    with pytest.raises(ConfigError, match="tokenizer"):
+        require_same_run(state_of(config_of()), identity(config_of(), {**ROWS, "tokenizer_hash": "u" * 64}), folder="runs/x")
+    with pytest.raises(DataError, match="bbbbbbbbbbbb"):
+        require_same_run(
+            state_of(config_of()), identity(config_of(), {**ROWS, "sources": [[{"name": "web", "hash": "b" * 64}]]}), folder="runs/x"
+        )
+
+
+FREE: list[tuple[str, dict[str, Any]]] = [
+    ("parallel", {"tp": 2, "zero_stage": 3, "sequence_parallel": True}),
+    ("training", {"micro_batch_size": 2, "activation_checkpointing": "full", "engine": "torch"}),
+    ("deepspeed", {"zero_optimization": {"reduce_bucket_size": 5}}),
+    ("logging", {"interval_steps": 5}),
+    ("checkpoint", {"interval_steps": 5, "keep_last": 9}),
+    ("evaluation", {"interval_steps": 5}),
+    ("data", {"path": "moved"}),
+]
+
+
+@pytest.mark.parametrize(("section", "values"), FREE)
+def test_layout_and_bookkeeping_are_free(section: str, values: dict[str, Any]) -> None:
+    """Neither refused nor on record."""
+    before, after = config_of(), config_of(**{section: values})
+    require_same_run(state_of(before), identity(after, ROWS), folder="runs/x")
+    assert recorded_changes(before.model_dump(mode="json"), after) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "changes"),
+    [
+        ("training", {"steps": 20}, [("training.steps", 10, 20)]),
+        ("training", {"global_batch_size": 32}, [("training.global_batch_size", 16, 32)]),
+        ("optimizer", {"lr": 1e-4, "betas": [0.9, 0.99]}, [("optimizer.lr", 1e-3, 1e-4), ("optimizer.betas", [0.9, 0.95], [0.9, 0.99])]),
+        ("lr_scheduler", {"name": "linear"}, [("lr_scheduler.name", "cosine", "linear")]),
+    ],
+)
+def test_hyperparameters_may_change_on_record(section: str, values: dict[str, Any], changes: list[Any]) -> None:
+    before, after = config_of(), config_of(**{section: values})
+    require_same_run(state_of(before), identity(after, ROWS), folder="runs/x")
+    assert recorded_changes(before.model_dump(mode="json"), after) == changes
+
+
+def test_new_weights_are_a_new_phase_from_the_next_sample() -> None:
+    first = next_phases([], [1.0, 3.0], samples=0)
+    assert first == [{"from_sample": 0, "weights": [1.0, 3.0]}]
+    assert next_phases(first, [2.0, 6.0], samples=64) == first  # the same shares
+    second = next_phases(first, [1.0, 1.0], samples=64)
+    assert second == [*first, {"from_sample": 64, "weights": [1.0, 1.0]}]
+    assert next_phases(second, [5.0, 1.0], samples=64) == [*first, {"from_sample": 64, "weights": [5.0, 1.0]}]
+
+
+def test_a_budget_of_tokens_counts_what_was_consumed() -> None:
+    """Also when the batch size changed half-way."""
+    config = config_of(training={"steps": None, "tokens": 100_000, "sequence_length": 100, "global_batch_size": 10})
+    state = state_of(config)
+    assert Start().total_steps(config) == 100
+    assert Start(state=replace(state, step=40, samples=400)).total_steps(config) == 100
+    larger = config_of(training={"steps": None, "tokens": 100_000, "sequence_length": 100, "global_batch_size": 20})
+    assert Start(state=replace(state, step=40, samples=400)).total_steps(larger) == 70
