@@ -115,7 +115,7 @@ def data_config(name: str, text: Text, size: Size) -> str:
         lines = f"\n    text_field: {json.dumps(text.text_field)} # the field of a record that holds its text"
     elif text.cut is not None:
         lines = f"\n    txt_documents: {text.cut} # what of a file is a document: paragraph (between blank lines), line, or file: all of it"
-    fraction = min(0.2, max(0.01, round(30 / max(text.num_documents, 1), 3)))
+    fraction = min(0.2, max(0.005, round(40 / max(text.num_documents, 1), 3)))
     return f"""# Raw text to a dataset folder: mlite data build configs/data/{name}.yaml
 output: data/{name}
 seed: 1234
@@ -197,6 +197,13 @@ def _how_to_cut(file: str) -> tuple[str, int]:
     if paragraphs >= max(20, len(text) // 20_000):
         return "paragraph", max(1, len(text) // paragraphs)
     return "line", max(1, len(text) // max(1, text.count(b"\n")))
+
+
+def _line_bytes(file: str) -> int:
+    """The mean length of the first lines."""
+    with open_bytes(file) as lines:
+        lengths = [len(line) for line, _ in zip(lines, range(200))]
+    return max(1, sum(lengths) // max(1, len(lengths)))
 
 
 def _jsonl_field(file: str) -> str:

@@ -7,6 +7,7 @@ a signal half-way and resumed; scored and sampled. Everything lies in the folder
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -29,8 +30,9 @@ from launcher.commands.train import ENTRY, num_gpus
 
 NAME = "stdlib"
 SKIPPED_FOLDERS = {"site-packages", "__pycache__", "test", "tests", "idle_test"}
-STEPS = 160
+STEPS = 200
 BIN = Path(sys.executable).parent
+ENVIRONMENT = {**os.environ, **({} if num_gpus() else {"DS_ACCELERATOR": "cpu"})}  # else a warning from each of DeepSpeed's processes
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,9 @@ def run_quickstart(folder: Path, *, steps: int = STEPS) -> None:
     tp = 2 if processes % 2 == 0 else 1
     say(f"4. Train on {processes} processes: tensor parallel {tp}, ZeRO-1. Half-way it is told to stop")
     train = [
-        *("deepspeed", "--num_gpus", str(processes), str(ENTRY), "--config", f"configs/run/{NAME}.yaml"),
+        *("deepspeed", "-q", "--num_gpus", str(processes), str(ENTRY), "--config", f"configs/run/{NAME}.yaml"),
         *(f"parallel.tp={tp}", "parallel.zero_stage=1", f"training.steps={steps}", "lr_scheduler.warmup_steps=20"),
-        *("optimizer.lr=3e-3", f"evaluation.interval_steps={steps // 2}", f"checkpoint.interval_steps={steps // 4}"),
+        *("training.global_batch_size=8", "optimizer.lr=3e-3", f"evaluation.interval_steps={steps // 2}", f"checkpoint.interval_steps={steps // 4}"),
         *("logging.interval_steps=10", "logging.wandb.mode=disabled"),
     ]
     stop_half_way(train, folder, at_step=steps // 2)
@@ -123,7 +125,7 @@ def write_corpus(library: Path, target: Path) -> tuple[int, int]:
 def call(command: Sequence[str], folder: Path, *, quiet: bool = False) -> None:
     """Run a command of ours in `folder`, shown as a user would type it."""
     show(command)
-    done = subprocess.run(resolved(command), cwd=folder, stdout=subprocess.DEVNULL if quiet else None, check=False)
+    done = subprocess.run(resolved(command), cwd=folder, env=ENVIRONMENT, stdout=subprocess.DEVNULL if quiet else None, check=False)
     if done.returncode:
         raise MegatronLiteError(f"`{shlex.join(command)}` ended with {done.returncode}")
 
@@ -132,7 +134,7 @@ def stop_half_way(command: Sequence[str], folder: Path, *, at_step: int) -> None
     """Start training, tell it to stop once `at_step` is logged, and wait until it has saved and left."""
     show(command)
     metrics, status = folder / "runs" / NAME / "metrics.jsonl", folder / "runs" / NAME / "status.json"
-    process = subprocess.Popen(resolved(command), cwd=folder)
+    process = subprocess.Popen(resolved(command), cwd=folder, env=ENVIRONMENT)
     while process.poll() is None and last_step(metrics) < at_step:
         time.sleep(0.2)
     if process.poll() is None:
