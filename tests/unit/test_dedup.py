@@ -204,11 +204,11 @@ def test_a_large_bucket_costs_no_square() -> None:
     generator = random.Random(10)
     base = sentence(generator, 60)
     texts = [" ".join([*base, f"visitor{number}"]) for number in range(20_000)]
-    began = time.perf_counter()
+    began = time.process_time()
     result = dedup(numbered(texts))
     assert len(result) == 19_999
     assert result.stats["compared_pairs"] == 19_999
-    assert time.perf_counter() - began < 30
+    assert time.process_time() - began < 20
 
 
 def test_a_large_bucket_of_documents_that_stay_loses_no_pair() -> None:
