@@ -28,7 +28,7 @@ def held_out(keys: np.ndarray, kept: np.ndarray, *, fraction: float, seed: int) 
         enough = min(0.5, 3 / max(num_kept, 1))
         advice = f"with {num_kept} documents, {enough:.2g} would give about {max(1, round(enough * num_kept))}; 0 holds out nothing"
         if num_kept < 4:
-            advice = f"there {'is' if num_kept == 1 else 'are'} only {num_kept} document{'s' if num_kept != 1 else ''}: make each line one with `txt_documents: line`, add text, or set 0 to hold out nothing"
+            advice = f"there {'is' if num_kept == 1 else 'are'} only {num_kept} document{'s' if num_kept != 1 else ''}: make each paragraph one with `txt_documents: paragraph`, add text, or set 0 to hold out nothing"
         raise ConfigError([Fault("validation.fraction", fraction, "a fraction that holds out at least one document", advice)])
     if num_chosen == num_kept:
         raise ConfigError(
