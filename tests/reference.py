@@ -47,15 +47,16 @@ def _mix64(x: np.ndarray) -> np.ndarray:
 
 
 def dropout_factor(probability: float, step: Step, sample: int, site: str, rows: Sequence[int], num_channels: int) -> Tensor:
-    """fp32 [*rows, channels]: 0 with `probability`, else 1/(1 - probability); `rows` are the sizes of the coordinates between."""
-    name = np.uint64(int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "little"))
+    """fp32 [*rows, channels]: 0 with `probability`, else 1/(1 - probability); `site` is "layer place" or a place, `rows` the
+    sizes of the coordinates between."""
     state = np.array(0, dtype=np.uint64)
     golden = np.uint64(0x9E3779B97F4A7C15)
     coordinates = np.meshgrid(*[np.arange(size, dtype=np.uint64) for size in rows], indexing="ij")
     with np.errstate(over="ignore"):
         for word in (np.uint64(step.seed), np.uint64(step.number), np.uint64(sample)):
             state = _mix64(state ^ _mix64(word + golden))
-        state = _mix64(state ^ name)
+        for name in site.split(" "):
+            state = _mix64(state ^ np.uint64(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")))
         for word in coordinates:
             state = _mix64(state ^ _mix64(word + golden))
         low = (state & np.uint64(0xFFFFFFFF)).astype(np.uint32)[..., None]
@@ -109,7 +110,7 @@ def row_logits(weights: Weights, config: ModelConfig, row: Row, *, document_mask
         v = (h @ w["attention.v.weight"].T).view(length, -1, config.head_size)
         factor = None
         if step is not None and config.attention_dropout > 0:
-            site = f"layers.{layer}.attention.probabilities"
+            site = f"layers.{layer} probabilities"
             factor = dropout_factor(config.attention_dropout, step, row.sample, site, [q.shape[1], length], length)
         heads = []
         for head in range(q.shape[1]):
@@ -119,11 +120,11 @@ def row_logits(weights: Weights, config: ModelConfig, row: Row, *, document_mask
             if factor is not None:
                 probabilities = probabilities * factor[head]
             heads.append((probabilities @ v[:, source].float()).to(x.dtype))
-        x = x + dropped(torch.cat(heads, -1) @ w["attention.o.weight"].T, f"layers.{layer}.attention")
+        x = x + dropped(torch.cat(heads, -1) @ w["attention.o.weight"].T, f"layers.{layer} attention")
         h = _rms_norm(x, w["mlp_norm.weight"], eps)
         gate = h @ w["mlp.gate.weight"].T
         expanded = gate * torch.sigmoid(gate) * (h @ w["mlp.up.weight"].T)
-        x = x + dropped(expanded @ w["mlp.down.weight"].T, f"layers.{layer}.mlp")
+        x = x + dropped(expanded @ w["mlp.down.weight"].T, f"layers.{layer} mlp")
     head_weight = weights["embedding.weight" if config.tie_word_embeddings else "lm_head.weight"]
     return _rms_norm(x, weights["final_norm.weight"], eps) @ head_weight.T
 

@@ -46,14 +46,15 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, groups: ProcessGroups, *, layer: int, recompute: bool) -> None:
         super().__init__()
-        self.layer, self.name, self.recompute = layer, f"layers.{layer}.attention", recompute
+        self.layer, self.recompute = layer, recompute
+        name = f"layers.{layer}.attention"
         self.head_size = config.head_size
         self.num_heads = config.num_attention_heads // groups.tp.size
         self.num_kv_heads = max(config.kv_heads // groups.tp.size, 1)
         self.first_head = groups.tp.rank * self.num_heads
         self.dropout = config.attention_dropout
-        self.qkv = QKVLinear(config, groups, name=self.name)
-        self.o = RowLinear(config.num_attention_heads * config.head_size, config.hidden_size, groups, name=f"{self.name}.o.weight")
+        self.qkv = QKVLinear(config, groups, name=name)
+        self.o = RowLinear(config.num_attention_heads * config.head_size, config.hidden_size, groups, name=f"{name}.o.weight")
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         qkv = self.qkv(x, split=context.split)
@@ -74,5 +75,5 @@ class Attention(nn.Module):
             k, v = context.store.extend(self.layer, k, v)
         dropout = None
         if context.attention_dropout is not None and self.dropout > 0:
-            dropout = AttentionDropout(self.dropout, context.attention_dropout, f"{self.name}.probabilities", self.first_head)
+            dropout = AttentionDropout(self.dropout, context.attention_dropout, self.first_head)
         return attention(q, k, v, mask=context.mask, dropout=dropout).transpose(1, 2).flatten(2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -35,3 +35,9 @@ class ForwardContext:
     dropout: DropoutPlace | None = None  # of the hidden states: first_position is this rank's
     attention_dropout: DropoutPlace | None = None  # of the attention probabilities, where every rank has all of S
     store: KeyValueStore | None = None
+
+    def within(self, layer: str) -> ForwardContext:
+        """What the layer of this name gets: the dropout is its own."""
+        if self.dropout is None or self.attention_dropout is None:
+            return self
+        return replace(self, dropout=self.dropout.within(layer), attention_dropout=self.attention_dropout.within(layer))

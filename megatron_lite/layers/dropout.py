@@ -1,4 +1,4 @@
-"""Dropout whose mask is a pure function of (seed, step, sample, site, position, channel)."""
+"""Dropout whose mask is a pure function of (seed, step, sample, layer, site, position, channel)."""
 
 from __future__ import annotations
 
@@ -7,33 +7,40 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megatron_lite.parallel.random import keep_mask, row_keys
+from megatron_lite.parallel.random import folded, keep_mask, row_keys, site
+
+EMBEDDING, ATTENTION, PROBABILITIES, MLP = (site(name) for name in ("embedding", "attention", "probabilities", "mlp"))
 
 
 @dataclass(frozen=True)
 class DropoutPlace:
-    """Where in the run's dropout a forward stands: the keys of its rows, int64 [B] (`random.sample_keys`).
+    """Where in the run's dropout a forward stands: keys of its rows, int64 [B] (`random.sample_keys`), inside a layer with
+    the layer folded in.
 
     `first_position` is the place in the row of this rank's first position: not 0 where activations are split along S.
     """
 
-    samples: Tensor
+    keys: Tensor
     first_position: int = 0
 
+    def within(self, layer: str) -> DropoutPlace:
+        """The same rows inside the layer of this name."""
+        return DropoutPlace(folded(self.keys, site(layer)), self.first_position)
 
-def dropout(x: Tensor, probability: float, place: DropoutPlace | None, *, site: str) -> Tensor:
+
+def dropout(x: Tensor, probability: float, place: DropoutPlace | None, *, where: int) -> Tensor:
     """x [B, S, D] with elements zeroed with `probability`, the rest scaled by 1/(1 - probability). No place: x itself."""
     if place is None or probability == 0.0:
         return x
     positions = torch.arange(x.shape[1], device=x.device) + place.first_position
-    keep = keep_mask(row_keys(place.samples[:, None], site, positions), x.shape[2], probability)
+    keep = keep_mask(row_keys(folded(place.keys, where)[:, None], positions), x.shape[2], probability)
     return x.masked_fill(~keep, 0.0) * (1.0 / (1.0 - probability))
 
 
-def attention_dropout(probabilities: Tensor, probability: float, place: DropoutPlace, *, site: str, first_head: int) -> Tensor:
+def attention_dropout(probabilities: Tensor, probability: float, place: DropoutPlace, *, first_head: int) -> Tensor:
     """The same for attention probabilities [B, H/tp, S, T], by global head, query's and key's place in the row."""
     heads = torch.arange(probabilities.shape[1], device=probabilities.device)[:, None] + first_head
     queries = torch.arange(probabilities.shape[2], device=probabilities.device)
-    keys = row_keys(place.samples[:, None, None], site, heads, queries)
+    keys = row_keys(folded(place.keys, PROBABILITIES)[:, None, None], heads, queries)
     keep = keep_mask(keys, probabilities.shape[3], probability)
     return probabilities.masked_fill(~keep, 0.0) * (1.0 / (1.0 - probability))

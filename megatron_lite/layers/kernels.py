@@ -55,11 +55,10 @@ class AttentionMask:
 
 @dataclass(frozen=True)
 class AttentionDropout:
-    """Dropout of attention probabilities at one site; `first_head` is the global number of this rank's first head."""
+    """Dropout of a layer's attention probabilities; `first_head` is the global number of this rank's first head."""
 
     probability: float
     place: DropoutPlace
-    site: str
     first_head: int
 
 
@@ -96,7 +95,7 @@ def _by_hand(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: Atte
     grouped = q.unflatten(1, (k.shape[1], -1)).float()  # [B, K, H/K, S, E]
     scores = torch.matmul(grouped, k.float().unsqueeze(2).transpose(-1, -2)) * head_size**-0.5
     probabilities = scores.flatten(1, 2).masked_fill(~allowed, float("-inf")).softmax(dim=-1)
-    kept = attention_dropout(probabilities, dropout.probability, dropout.place, site=dropout.site, first_head=dropout.first_head).unflatten(
+    kept = attention_dropout(probabilities, dropout.probability, dropout.place, first_head=dropout.first_head).unflatten(
         1, (k.shape[1], -1)
     )
     return torch.matmul(kept, v.float().unsqueeze(2)).flatten(1, 2).to(q.dtype)

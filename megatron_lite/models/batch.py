@@ -50,7 +50,7 @@ class Batch:
             segments = np.cumsum(begins, axis=1, dtype=np.int32) - 1
 
         def tensor(array: np.ndarray, dtype: type) -> Tensor:
-            return torch.from_numpy(np.array(array, dtype=dtype)).to(device, non_blocking=True)
+            return torch.from_numpy(np.array(array, dtype=dtype, order="C")).to(device, non_blocking=True)
 
         return Batch(
             inputs=tensor(inputs, np.int64),

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from megatron_lite.config import ModelConfig
 from megatron_lite.layers.attention import Attention
 from megatron_lite.layers.context import ForwardContext
-from megatron_lite.layers.dropout import dropout
+from megatron_lite.layers.dropout import ATTENTION, MLP, dropout
 from megatron_lite.layers.mlp import SwiGLU
 from megatron_lite.layers.norms import RMSNorm
 from megatron_lite.parallel.groups import ProcessGroups
@@ -27,6 +27,6 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         mixed = self.attention(self.attention_norm(x), context)
-        x = x + dropout(mixed, self.dropout, context.dropout, site=f"{self.name}.attention")
+        x = x + dropout(mixed, self.dropout, context.dropout, where=ATTENTION)
         expanded = self.mlp(self.mlp_norm(x), split=context.split)
-        return x + dropout(expanded, self.dropout, context.dropout, site=f"{self.name}.mlp")
+        return x + dropout(expanded, self.dropout, context.dropout, where=MLP)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from megatron_lite.config import ModelConfig
 from megatron_lite.layers.context import ForwardContext, KeyValueStore
 from megatron_lite.layers.cross_entropy import IGNORED
-from megatron_lite.layers.dropout import DropoutPlace, dropout
+from megatron_lite.layers.dropout import EMBEDDING, DropoutPlace, dropout
 from megatron_lite.layers.embedding import HeadOutput, LMHead, VocabEmbedding
 from megatron_lite.layers.kernels import AttentionMask
 from megatron_lite.layers.norms import RMSNorm
@@ -61,12 +62,12 @@ class Decoder(nn.Module):
         """The last hidden states after the final norm, [B, S/tp, D] where split, else [B, S, D]."""
         context = self._context(batch, key, store=store, split=split)
         x = self.embedding(batch.inputs, split=split)
-        x = dropout(x, self.config.hidden_dropout, context.dropout, site="embedding")
-        for layer in self.layers:
+        x = dropout(x, self.config.hidden_dropout, context.dropout, where=EMBEDDING)
+        for layer in cast(Iterable[Block], self.layers):
             if self.checkpointing == "full" and torch.is_grad_enabled():
-                x = checkpoint(layer, x, context, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(layer, x, context.within(layer.name), use_reentrant=False, preserve_rng_state=False)
             else:
-                x = layer(x, context)
+                x = layer(x, context.within(layer.name))
         return self.final_norm(x)
 
     def logits(self, batch: Batch, store: KeyValueStore | None = None) -> Tensor:

@@ -1,6 +1,6 @@
 """Random bits as a pure function of logical coordinates, in integer operations that every device does alike.
 
-A *row key* of 64 bits is the hash of (seed, step, sample, site, coordinates...); an element's 32 bits are the hash of
+A *row key* of 64 bits is the hash of (seed, step, sample, layer, site, coordinates...); an element's 32 bits are the hash of
 its row key and its channel. Nothing depends on the layout, the device or what was drawn before.
 """
 
@@ -34,10 +34,18 @@ def sample_keys(key: DropoutKey, samples: Tensor) -> Tensor:
     return _mix(_mix(samples + _signed(_GOLDEN, 64)) ^ _signed(state, 64))
 
 
-def row_keys(samples: Tensor, site: str, *coordinates: Tensor) -> Tensor:
-    """int64 hash of (sample key, site, coordinates...); sample keys and coordinates are int64 tensors that broadcast."""
-    name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "little")
-    keys = _mix(samples ^ _signed(name, 64))
+def site(name: str) -> int:
+    """A place in the model as a word to fold: a constant of the code, so that compiled code need not hash strings."""
+    return _signed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"), 64)
+
+
+def folded(keys: Tensor, word: int) -> Tensor:
+    """int64 hash of (key, word)."""
+    return _mix(keys ^ word)
+
+
+def row_keys(keys: Tensor, *coordinates: Tensor) -> Tensor:
+    """int64 hash of (key, coordinates...); keys and coordinates are int64 tensors that broadcast."""
     for coordinate in coordinates:
         keys = _mix(keys ^ _mix(coordinate + _signed(_GOLDEN, 64)))
     return keys

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from megatron_lite.config import ModelConfig
 from megatron_lite.layers.cross_entropy import vocab_parallel_cross_entropy
-from megatron_lite.layers.dropout import DropoutPlace, dropout
+from megatron_lite.layers.dropout import EMBEDDING, DropoutPlace, dropout
 from megatron_lite.layers.embedding import VocabularyCut
 from megatron_lite.models.batch import Batch, DropoutKey
 from megatron_lite.models.build import build_model
@@ -171,14 +171,14 @@ def test_equal_logits_cost_the_log_of_the_whole_vocabulary(ranks2: Ranks) -> Non
 def _split_dropout() -> torch.Tensor:
     rank = dist.get_rank()
     samples = sample_keys(KEY, torch.tensor([7]))
-    return dropout(torch.ones(1, 8, 32), 0.5, DropoutPlace(samples, first_position=8 * rank), site="site")
+    return dropout(torch.ones(1, 8, 32), 0.5, DropoutPlace(samples, first_position=8 * rank), where=EMBEDDING)
 
 
 def test_split_ranks_have_their_own_masks(ranks2: Ranks) -> None:
     """B098: under sequence parallel the ranks' masks differ, and together are the unsplit mask."""
     first, second = ranks2.run(_split_dropout)
     assert not torch.equal(first, second)
-    whole = dropout(torch.ones(1, 16, 32), 0.5, DropoutPlace(sample_keys(KEY, torch.tensor([7]))), site="site")
+    whole = dropout(torch.ones(1, 16, 32), 0.5, DropoutPlace(sample_keys(KEY, torch.tensor([7]))), where=EMBEDDING)
     assert torch.equal(torch.cat([first, second], dim=1), whole)
 
 

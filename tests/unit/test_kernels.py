@@ -44,7 +44,7 @@ def test_documents_by_pieces_blocks_and_by_hand(kv_heads: int) -> None:
     for mask, dropout in [
         (pieces, None),
         (AttentionMask(allowed=allowed), None),
-        (pieces, AttentionDropout(0.0, place, "site", 0)),
+        (pieces, AttentionDropout(0.0, place, 0)),
     ]:
         torch.testing.assert_close(attention(q, k, v, mask=mask, dropout=dropout).double(), expected, atol=1e-6, rtol=0)
 
@@ -79,7 +79,7 @@ def test_heads_share_their_neighbours_key() -> None:
     """B051: 4 query heads over 2 KV heads read [0, 0, 1, 1], not [0, 1, 0, 1]."""
     v = torch.tensor([1.0, 2.0])[None, :, None, None].expand(1, 2, 3, 4)
     place = DropoutPlace(sample_keys(DropoutKey(0, 1), torch.arange(1)))
-    for dropout in (None, AttentionDropout(0.0, place, "site", 0)):
+    for dropout in (None, AttentionDropout(0.0, place, 0)):
         out = attention(torch.zeros(1, 4, 3, 4), torch.zeros(1, 2, 3, 4), v, mask=AttentionMask(), dropout=dropout)
         assert out[0, :, 0, 0].tolist() == [1.0, 1.0, 2.0, 2.0]
 
@@ -105,7 +105,7 @@ def test_dropout_is_by_global_head() -> None:
     """Half the heads on a second rank draw what the same heads draw on one rank."""
     q, k, v = inputs(kv_heads=4)
     place = DropoutPlace(sample_keys(DropoutKey(0, 1), torch.tensor([5, 9])))
-    whole = attention(q, k, v, mask=AttentionMask(), dropout=AttentionDropout(0.3, place, "site", 0))
-    half = attention(q[:, 2:], k[:, 2:], v[:, 2:], mask=AttentionMask(), dropout=AttentionDropout(0.3, place, "site", 2))
+    whole = attention(q, k, v, mask=AttentionMask(), dropout=AttentionDropout(0.3, place, 0))
+    half = attention(q[:, 2:], k[:, 2:], v[:, 2:], mask=AttentionMask(), dropout=AttentionDropout(0.3, place, 2))
     torch.testing.assert_close(half, whole[:, 2:])
     assert not torch.allclose(whole, attention(q, k, v, mask=AttentionMask()))

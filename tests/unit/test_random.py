@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_lite.parallel.random import DropoutKey, keep_mask, row_keys, sample_keys
+from megatron_lite.parallel.random import DropoutKey, folded, keep_mask, row_keys, sample_keys
+from megatron_lite.parallel.random import site as place
 from tests.reference import Step, dropout_factor
 
 
 def mask(
     seed: int = 1, step: int = 1, samples: tuple[int, ...] = (0, 1), site: str = "a", rows: int = 64, channels: int = 256
 ) -> torch.Tensor:
-    keys = row_keys(sample_keys(DropoutKey(seed, step), torch.tensor(samples))[:, None], site, torch.arange(rows))
+    keys = row_keys(folded(sample_keys(DropoutKey(seed, step), torch.tensor(samples)), place(site))[:, None], torch.arange(rows))
     return keep_mask(keys, channels, 0.25)
 
 
@@ -21,9 +22,9 @@ def test_equals_the_plain_hash() -> None:
     """Signed wrap-around arithmetic in torch against unsigned numpy, with words that use the top bits."""
     seed, step, samples = 2**63 + 12345, 2**40 + 7, (2**31 + 5, 0)
     ours = mask(seed=seed, step=step, samples=samples, rows=17, channels=33)
-    for place, sample in enumerate(samples):
+    for row, sample in enumerate(samples):
         theirs = dropout_factor(0.25, Step(seed, step), sample, "a", [17], 33)
-        assert torch.equal(ours[place], theirs > 0)
+        assert torch.equal(ours[row], theirs > 0)
 
 
 def test_golden() -> None:
@@ -56,6 +57,6 @@ def test_rate_and_independence() -> None:
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.9])
 def test_probability(probability: float) -> None:
-    keys = row_keys(sample_keys(DropoutKey(0, 0), torch.arange(4))[:, None], "x", torch.arange(256))
+    keys = row_keys(sample_keys(DropoutKey(0, 0), torch.arange(4))[:, None], torch.arange(256))
     dropped = 1 - keep_mask(keys, 1024, probability).double().mean()
     assert abs(float(dropped) - probability) < 4 * (0.25 / 2**20) ** 0.5 or probability == dropped == 0
