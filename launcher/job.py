@@ -15,6 +15,7 @@ from data_pipeline.loader import Dataset, Phase, RowSource
 from launcher.batches import resolve_micro_batch
 from launcher.checkpointing import Saver, Start, choose_start, restore, saved_config
 from launcher.config import RunConfig
+from launcher.console import show
 from launcher.devices import peak_flops
 from launcher.distributed import find_siblings, make_deterministic, start_device, start_groups
 from launcher.environment import Environment
@@ -93,8 +94,8 @@ class Job:
 
     def _say_stopping(self) -> None:
         if self.groups.rank == 0:
-            print(f"stopping ({self.stop.reason}): this step is finished and saved first", flush=True)
             self.folder.write_status("stopping")
+            show(f"stopping ({self.stop.reason}): this step is finished and saved first")
 
     def train(self) -> tuple[int, str, str]:
         """(exit code, state, message). Raises StopRequested."""
@@ -227,7 +228,7 @@ class Job:
             recorder.say(f"{moved} lines of metrics after step {start.step} were moved to {folder.events.name}: those steps are done again")
 
     def _warn(self, text: str) -> None:
-        print(f"warning: {text}", flush=True)
+        show(f"warning: {text}")
         logging.warning(text)
 
     def end(self, code: int, state: str, message: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.console import show
 from launcher.metrics import Events, Metrics
 from launcher.plot import draw_losses
 from launcher.run_folder import RunFolder
@@ -36,7 +37,7 @@ class Recorder:
 
     def say(self, text: str) -> None:
         if not self._quiet:
-            print(text, flush=True)
+            show(text)
 
     def event(self, name: str, **fields: Any) -> None:
         if self.active:

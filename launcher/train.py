@@ -12,12 +12,14 @@ sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve()
 if str(_HERE.parent) not in sys.path:
     sys.path.insert(0, str(_HERE.parent))
 
+import contextlib  # noqa: E402
 import os  # noqa: E402
 import time  # noqa: E402
 
 from data_pipeline.errors import MegatronLiteError, RunInUseError  # noqa: E402
 from data_pipeline.loader import Dataset  # noqa: E402
 from launcher.config import load_config, parse_arguments, with_vocabulary  # noqa: E402
+from launcher.console import show  # noqa: E402
 from launcher.environment import Environment, read_environment  # noqa: E402
 from launcher.faults import Faults  # noqa: E402
 from launcher.run_folder import RunFolder  # noqa: E402
@@ -57,19 +59,20 @@ def refuse(error: MegatronLiteError, environment: Environment, folder: RunFolder
     """
     if environment.rank != 0:
         time.sleep(3)
-    print(f"{'' if environment.rank == 0 else f'rank {environment.rank}: '}{error}", file=sys.stderr, flush=True)
+    show(f"{'' if environment.rank == 0 else f'rank {environment.rank}: '}{error}", error=True)
     ours = environment.rank == 0 and folder is not None and not isinstance(error, RunInUseError)
     if ours and folder is not None and folder.status_file.exists() and not folder.lock.held_by_somebody():
         try:
             folder.begin(environment)
             folder.write_status("failed", code=error.exit_code, message=str(error))
         except (MegatronLiteError, OSError) as second:
-            print(f"{folder.status_file} was not updated: {second}", file=sys.stderr)
+            show(f"{folder.status_file} was not updated: {second}", error=True)
     return error.exit_code
 
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)  # threads that libraries left behind (a tracker's, a backend's) don't hold the job up

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
-import sys
 import threading
 import time
 import traceback
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import HangError, MegatronLiteError
+from launcher.console import show
 from launcher.process_tree import Process, alive, broken, launcher_chain
 from launcher.run_folder import RunFolder, read_json
 from launcher.stopping import StopFlag
@@ -45,11 +46,11 @@ class FailureMark:
         except FileExistsError:
             return False
         except OSError as error:  # the folder can't be written: then every rank shows its own
-            print(f"rank {self._rank}: can't write {self.path}: {error}", file=sys.stderr, flush=True)
+            show(f"rank {self._rank}: can't write {self.path}: {error}", error=True)
         finally:
             temporary.unlink(missing_ok=True)
-        print(f"\nrank {self._rank} failed: {message}\n{details}", file=sys.stderr, flush=True)
         self.to_status()
+        show(f"\nrank {self._rank} failed: {message}\n{details}", error=True)
         return True
 
     def to_status(self) -> None:
@@ -100,7 +101,8 @@ class Watchdog:
                 self._stop.request(f"{link.name} (process {link.parent.pid}) died")
             if self._stop.requested and not told:
                 told = True
-                self._on_stopping()
+                with contextlib.suppress(OSError):  # a full disk must not end the watch
+                    self._on_stopping()
             self._end_if_a_rank_failed()
             self._end_if_hung()
 
@@ -142,7 +144,6 @@ class Watchdog:
             log.write(message + "\n")
         if self._rank == 0:
             self._mark.to_status()  # the rank that failed may have been overtaken by a status of ours
-        sys.stderr.flush()
         os._exit(code)
 
 

@@ -66,7 +66,12 @@ def run_quickstart(folder: Path, *, steps: int = STEPS) -> None:
     train = [
         *("deepspeed", "-q", "--num_gpus", str(processes), str(ENTRY), "--config", f"configs/run/{NAME}.yaml"),
         *(f"parallel.tp={tp}", "parallel.zero_stage=1", f"training.steps={steps}", "lr_scheduler.warmup_steps=20"),
-        *("training.global_batch_size=8", "optimizer.lr=3e-3", f"evaluation.interval_steps={steps // 2}", f"checkpoint.interval_steps={steps // 4}"),
+        *(
+            "training.global_batch_size=8",
+            "optimizer.lr=3e-3",
+            f"evaluation.interval_steps={steps // 2}",
+            f"checkpoint.interval_steps={steps // 4}",
+        ),
         *("logging.interval_steps=10", "logging.wandb.mode=disabled"),
     ]
     stop_half_way(train, folder, at_step=steps // 2)

@@ -38,7 +38,7 @@ class Job:
     ranks: list[Any]
     output_file: Path
 
-    def wait(self, timeout_s: float = 60.0) -> list[int]:
+    def wait(self, timeout_s: float = 150.0) -> list[int]:
         """The exit codes, by rank (-9: killed); everything is killed, and the test fails, after the time-out."""
         deadline = time.monotonic() + timeout_s
         for process in self.ranks:
@@ -62,7 +62,7 @@ class Job:
     def output(self) -> str:
         return self.output_file.read_text(errors="replace")
 
-    def wait_for(self, text: str, timeout_s: float = 40.0) -> None:
+    def wait_for(self, text: str, timeout_s: float = 150.0) -> None:
         """Until the job has printed this."""
         deadline = time.monotonic() + timeout_s
         while text not in self.output:
@@ -114,13 +114,13 @@ class Workspace:
             ranks.append(process)
         return Job(ranks, output)
 
-    def run(self, *overrides: str, world: int = 1, fault: str = "", timeout_s: float = 60.0) -> tuple[int, str]:
+    def run(self, *overrides: str, world: int = 1, fault: str = "", timeout_s: float = 150.0) -> tuple[int, str]:
         """Start and wait: (rank 0's exit code, what was printed)."""
         job = self.start(*overrides, world=world, fault=fault)
         codes = job.wait(timeout_s)
         return codes[0], job.output
 
-    def command(self, *words: str, timeout_s: float = 120.0, **environ: str) -> subprocess.CompletedProcess[str]:
+    def command(self, *words: str, timeout_s: float = 300.0, **environ: str) -> subprocess.CompletedProcess[str]:
         """A command line as a user types it, here."""
         return subprocess.run(
             list(words),

@@ -31,7 +31,7 @@ def test_each_signal_finishes_the_step_and_saves(workspace: Workspace, number: s
     job = workspace.start(*DP2, fault=SLOW)
     job.wait_for("step  3/60")
     job.signal(number)
-    assert job.wait(20) == [75]
+    assert job.wait() == [75]
     assert f"on request ({number.name}); start the same command again to go on" in job.output
     step = require_stopped(workspace)
     code, output = workspace.run(*PLAIN, f"training.steps={step + 2}")
@@ -44,22 +44,22 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(workspace: Workspace) -
     job.wait_for("step  3/60")
     job.signal(signal.SIGTERM, 1)
     job.signal(signal.SIGTERM, 1)
-    assert job.wait(20) == [75, 75]
+    assert job.wait() == [75, 75]
     require_stopped(workspace)
 
 
 def test_a_signal_cuts_an_evaluation_short(workspace: Workspace) -> None:
     """The step is saved within seconds, not after the evaluation, which the next attempt makes good (B144)."""
     few = (*PLAIN, "training.steps=4", "training.micro_batch_size=1", "evaluation.max_sequences=40")
-    job = workspace.start(*few, fault="slow_eval:0.2,slow_step:0.1")
+    job = workspace.start(*few, fault="slow_eval:2,slow_step:0.1")
     job.wait_for("attempt 1 from step 0")
     job.signal(signal.SIGTERM)
-    assert job.wait(6) == [75]
+    assert job.wait(60) == [75]  # all of it would take 80 s
     assert workspace.status("a")["state"] == "stopped" and not (workspace.path("a") / "metrics.jsonl").exists()
     job = workspace.start(*few, fault="slow_step:0.05")
     job.wait_for("step 4/4 | loss")
     job.signal(signal.SIGTERM)  # in the last evaluation, or just after it
-    assert job.wait(10)[0] in (0, 75)
+    assert job.wait()[0] in (0, 75)
     assert workspace.run(*few)[0] == 0
     assert workspace.run(*few, "run.name=whole")[0] == 0
     assert workspace.metrics("a") == workspace.metrics("whole")
@@ -71,7 +71,7 @@ def test_a_signal_during_a_save_waits_for_it_and_stops_there(workspace: Workspac
     job.wait_for("step  4/60 | held-out")
     time.sleep(0.5)
     job.signal(signal.SIGUSR1, 0)
-    assert job.wait(20) == [75, 75]
+    assert job.wait() == [75, 75]
     assert require_stopped(workspace) == 4
 
 
@@ -82,7 +82,7 @@ def start_tree(workspace: Workspace, *command: str) -> subprocess.Popen[bytes]:
 
 
 def wait_for_step(workspace: Workspace, process: subprocess.Popen[bytes], text: str = "step  2/60") -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 180
     while text not in (workspace.folder / "tree.txt").read_text(errors="replace"):
         assert time.monotonic() < deadline and process.poll() is None, (workspace.folder / "tree.txt").read_text(errors="replace")
         time.sleep(0.05)
@@ -96,7 +96,7 @@ def tree_of(pid: int) -> list[int]:
     return found
 
 
-def require_gone(pids: list[int], timeout_s: float = 30) -> None:
+def require_gone(pids: list[int], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while left := alive(pids):
         assert time.monotonic() < deadline, f"still there: {left}"
@@ -144,12 +144,30 @@ def test_a_signal_to_any_process_of_the_tree(
         wait_for_step(workspace, process)
         pids = tree_of(process.pid)
         subprocess.run(["kill", f"-{number.value}", str(pids[place])], check=True)
-        code = process.wait(40)
+        code = process.wait(90)
         require_gone(pids)
         require_stopped(workspace)
         assert not own_code or code == 75
     finally:
         kill_tree(pids)
+
+
+def test_a_closed_terminal_does_not_end_a_run(workspace: Workspace) -> None:
+    """Nobody reads the output any more: training goes on, and a signal still saves."""
+    command = ("python", TRAIN, "--config", str(workspace.config), *DP2)
+    environ = {**clean_environment(), "MLITE_FAULT": SLOW}
+    process = subprocess.Popen(command, cwd=workspace.folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    while "step  2/60" not in (line := process.stdout.readline()):
+        assert line, "it ended"
+    process.stdout.close()
+    deadline = time.monotonic() + 60
+    while workspace.metrics("a")[-1]["step"] < 6:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(60) == 75
+    assert require_stopped(workspace) >= 6
 
 
 def test_the_entry_hides_no_library_of_the_same_name(tmp_path: Path) -> None:
