@@ -247,7 +247,7 @@ def _lock(work: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RunInUseError(f"another build is writing {work}: wait for it, or choose another output") from None
-        for path in work.glob("*/.*.tmp-*"):
+        for path in [*work.glob(".*.tmp-*"), *work.glob("*/.*.tmp-*")]:
             path.unlink(missing_ok=True)
         yield
 
