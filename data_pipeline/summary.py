@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from data_pipeline.dataset import Dataset, TokenSource
 from data_pipeline.plans import Plan
 from data_pipeline.progress import size
@@ -81,7 +83,7 @@ def summary_lines(dataset: Dataset, plans: Sequence[str], *, asked_vocab: int | 
         else ""
     )
     lines.append(
-        f"  {'tokenizer':<12}{tokenizer['type']}, {dataset.vocab_size:,} ids{fewer}, stored as {dataset.manifest.dtype.lstrip('<')}"
+        f"  {'tokenizer':<12}{tokenizer['type']}, {dataset.vocab_size:,} ids{fewer}, stored as {np.dtype(dataset.manifest.dtype).name}"
     )
     lines += [f"  {'' if n else 'packing':<12}{line}" for n, line in enumerate(plans)]
     return lines

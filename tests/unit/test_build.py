@@ -64,7 +64,7 @@ def simple(tmp_path: Path, texts: list[str] | bytes, **more: Any) -> DataConfig:
 
 
 def test_what_is_stored_is_what_was_read_less_what_the_books_say(dataset: Dataset) -> None:
-    """B025 and B039 of the pipeline: ends = documents, and the pieces between them are the texts, in order."""
+    """B025 of the whole pipeline: ends = documents, and the pieces between them are the texts, in order."""
     texts = long_texts(240, seed=0)
     expected = {"web": texts[3:180], "books": texts[180:190], "table": texts[190:]}  # the first three stand twice: either copy may stay
     for source in dataset.sources:

@@ -42,7 +42,7 @@ def targets_of(rows: RowSource, samples: range) -> Counter[int]:
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])
 def test_every_stored_token_is_a_target_exactly_once_an_epoch(tmp_path: Path, packing: str) -> None:
-    """Also B036: every full later epoch visits every row once; B025/B039: the end of each document is among the targets."""
+    """Also B036: every full later epoch visits every row once; B025: the end of each document is among the targets."""
     documents = numbered(60)
     dataset = tiny_dataset(tmp_path, documents, vocab=2000, num_validation=0)
     rows = open_rows(dataset, packing=packing)
