@@ -33,7 +33,7 @@ def read_environment(environ: Mapping[str, str]) -> Environment:
     """
     job_id = environ.get("SLURM_JOB_ID")
     if "RANK" in environ and "WORLD_SIZE" in environ:
-        starter: Starter = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "deepspeed"
+        starter: Starter = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "deepspeed" if "LOCAL_SIZE" in environ else "python"
         world = _number(environ, "WORLD_SIZE")
         local_world = environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE")
         found = Environment(

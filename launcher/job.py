@@ -21,6 +21,7 @@ from launcher.distributed import find_siblings, make_deterministic, start_device
 from launcher.environment import Environment
 from launcher.faults import Faults
 from launcher.fit import Fit
+from launcher.process_tree import Link
 from launcher.recorder import Rates, Recorder
 from launcher.resume_policy import identity, next_phases, recorded_changes, require_same_run
 from launcher.run_folder import RunFolder, write_json
@@ -36,9 +37,11 @@ from megatron_lite.training.engine import build_engine
 GROUP_TIMEOUT_EXTRA_S = 120.0  # a collective outlives the watchdog, which says more
 
 
-def run_job(config: RunConfig, environment: Environment, folder: RunFolder, datasets: list[Dataset], faults: Faults) -> int:
-    """Train; the exit code. The first rank holds the folder's lock and has opened the attempt."""
-    job = Job(config, environment, folder, datasets, faults)
+def run_job(
+    config: RunConfig, environment: Environment, folder: RunFolder, datasets: list[Dataset], faults: Faults, chain: list[Link]
+) -> int:
+    """Train; the exit code. The first rank holds the folder's lock and has opened the attempt; `chain` are the launchers above."""
+    job = Job(config, environment, folder, datasets, faults, chain)
     mark = FailureMark(folder, rank=environment.rank)
     try:
         job.join(mark)
@@ -65,6 +68,7 @@ class Job:
     folder: RunFolder
     datasets: list[Dataset]
     faults: Faults
+    chain: list[Link]
     stop: StopFlag = field(default_factory=StopFlag)
 
     def join(self, mark: FailureMark) -> None:
@@ -88,6 +92,7 @@ class Job:
             siblings=find_siblings(self.groups),
             hang_timeout_s=timeout_s,
             log_file=log_file,
+            chain=self.chain,
             on_stopping=self._say_stopping,
         )
         self.watchdog.start()
@@ -242,5 +247,6 @@ class Job:
         if self.groups.world.group is not None:
             dist.barrier(group=self.groups.world.group)
         recorder.close(title=self.config.run.name)
-        self.folder.lock.release()
+        self.folder.lock.release()  # the next attempt need not wait for a tracker
+        recorder.tracker.finish()
         dist.destroy_process_group()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.console import show
+from launcher.devices import mfu
 from launcher.metrics import Events, Metrics
 from launcher.plot import draw_losses
 from launcher.run_folder import RunFolder
@@ -50,7 +51,15 @@ class Recorder:
         rate = tokens / max(seconds, 1e-9)
         full = {**record, "tokens_per_second": round(rate, 1), "step_time_s": round(seconds / steps, 4)}
         if self._rates.peak_flops is not None:
-            full["mfu"] = round(rate * self._rates.flops_per_token / (self._rates.num_devices * self._rates.peak_flops), 4)
+            full["mfu"] = round(
+                mfu(
+                    tokens_per_second=rate,
+                    flops_per_token=self._rates.flops_per_token,
+                    num_devices=self._rates.num_devices,
+                    peak=self._rates.peak_flops,
+                ),
+                4,
+            )
         self.metrics.append(full)
         self.tracker.log(full)
         self._steps_timed, self._seconds_timed = self._steps_timed + steps, self._seconds_timed + seconds
@@ -79,15 +88,14 @@ class Recorder:
         if self.active:
             self.metrics.sync()
 
-    def close(self, *, title: str) -> bool:
-        """Draw the plot and hand over to the tracker; whether the tracker finished in time."""
+    def close(self, *, title: str) -> None:
+        """Close the files and draw the plot."""
         if not self.active:
-            return True
+            return
         self.metrics.close()
         self.events.close()
         if self.metrics.path.exists():
             draw_losses(self.metrics.path, self._folder.plot, title=title)
-        return self.tracker.finish()
 
 
 def duration(seconds: float) -> str:

@@ -67,7 +67,7 @@ class RunFolder:
             if before == "failed" or (state == "stopping" and before in FINAL_STATES):
                 return
             status.update({key: value for key, value in more.items() if value is not None})
-            for key in ("message", "failed_rank") if state not in FINAL_STATES else ():
+            for key in ("seconds_left",) if state in FINAL_STATES else ("message", "failed_rank"):
                 status.pop(key, None)
             status.update(state=state, code=code, attempt=self.attempt, time=time.time())
             write_json(self.status_file, status)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from types import FrameType
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class StopFlag:
@@ -22,9 +22,10 @@ class StopFlag:
         self.reason = self.reason or reason
 
     def listen(self) -> None:
-        """Take SIGTERM, SIGINT and SIGUSR1 as requests, in this process's main thread."""
+        """Take SIGNALS as requests, in this process's main thread; SIGHUP, too, unless nohup has it ignored."""
         for number in SIGNALS:
-            signal.signal(number, self._on_signal)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.request(signal.Signals(number).name)

@@ -22,6 +22,7 @@ from launcher.config import load_config, parse_arguments, with_vocabulary  # noq
 from launcher.console import show  # noqa: E402
 from launcher.environment import Environment, read_environment  # noqa: E402
 from launcher.faults import Faults  # noqa: E402
+from launcher.process_tree import launcher_chain  # noqa: E402
 from launcher.run_folder import RunFolder  # noqa: E402
 
 USAGE = "Usage: deepspeed launcher/train.py --config CONFIG [section.key=value ...]"
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
     if any(word in ("-h", "--help") for word in argv):
         print(USAGE)
         return 0
-    environment = Environment()
+    environment, chain = Environment(), launcher_chain()  # before anything slow: a launcher may die while we load
     folder: RunFolder | None = None
     try:
         environment = read_environment(os.environ)
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> int:
         return refuse(error, environment, folder)
     from launcher.job import run_job  # loads torch
 
-    return run_job(config, environment, folder, datasets, faults)
+    return run_job(config, environment, folder, datasets, faults, chain)
 
 
 def refuse(error: MegatronLiteError, environment: Environment, folder: RunFolder | None) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from data_pipeline.errors import HangError, MegatronLiteError
 from launcher.console import show
-from launcher.process_tree import Process, alive, broken, launcher_chain
+from launcher.process_tree import Link, Process, alive, broken
 from launcher.run_folder import RunFolder, read_json
 from launcher.stopping import StopFlag
 
@@ -73,11 +73,12 @@ class Watchdog:
         siblings: dict[int, Process],
         hang_timeout_s: float,
         log_file: Path,
+        chain: list[Link],
         on_stopping: Callable[[], None],
     ) -> None:
         self._rank, self._stop, self._mark, self._siblings = rank, stop, mark, siblings
         self._timeout_s, self._log_file, self._on_stopping = hang_timeout_s, log_file, on_stopping
-        self._chain = launcher_chain()
+        self._chain = chain
         self._beat, self._doing = time.monotonic(), "starting"
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -151,6 +152,11 @@ def explain(error: BaseException) -> tuple[int, str, str]:
     """(exit code, message, details): the user's errors speak for themselves, ours come with their traceback."""
     if isinstance(error, MegatronLiteError):
         return error.exit_code, str(error), ""
+    if type(error).__name__ == "OutOfMemoryError":
+        remedy = (
+            "lower training.micro_batch_size, or set training.activation_checkpointing=full, a higher parallel.zero_stage or parallel.tp"
+        )
+        return 1, f"out of memory ({error}): {remedy}", "".join(traceback.format_exception(error))
     if isinstance(error, KeyboardInterrupt):
         return 1, "interrupted", ""
     return 1, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))

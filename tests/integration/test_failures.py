@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -109,3 +110,15 @@ def test_a_failed_start_is_in_status_json(workspace: Workspace, tmp_path: Path) 
     assert workspace.run(*PLAIN, "data.path=nowhere")[0] == 3
     status = json.loads((workspace.path("a") / "status.json").read_text())
     assert (status["state"], status["code"], status["attempt"], status["checkpoint"]) == ("failed", 3, 2, 2)
+
+
+def test_a_flipped_byte_in_a_shard_is_exit_3_before_it_is_trained_on(workspace: Workspace, dataset: Path, tmp_path: Path) -> None:
+    """Named with its file, on whichever rank met it."""
+    shutil.copytree(dataset, tmp_path / "data")
+    for shard in (tmp_path / "data" / "shards").glob("tiny-*.bin"):
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+    code, output = workspace.run(*PLAIN, f"data.path={tmp_path / 'data'}", "training.steps=30", world=2)
+    assert code == 3 and "shards/" in output and output.count("failed:") == 1, output
+    assert workspace.status("a")["code"] == 3

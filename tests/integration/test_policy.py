@@ -192,3 +192,19 @@ def test_owned_deepspeed_keys_are_refused_with_ours_named(workspace: Workspace) 
     assert code == 2 and "optimizer.max_grad_norm" in output
     code, output = workspace.run(*PLAIN, "deepspeed.zero_optimization.reduce_bucket_size=1000")
     assert code == 2 and "training.engine: torch" in output
+
+
+def test_new_weights_are_a_new_phase_on_record(workspace: Workspace, dataset: Path, other_dataset: Path) -> None:
+    """The mixture may change half-way: from the next sample on, written to events.jsonl and into the checkpoints, and kept."""
+    mixture = "data={{sources: [{{path: {}, weight: {}}}, {{path: {}, weight: 1}}]}}"
+    assert workspace.run(*PLAIN, mixture.format(dataset, 1, other_dataset))[0] == 0
+    changed = mixture.format(dataset, 3, other_dataset)
+    code, output = workspace.run(*PLAIN, "training.steps=6", changed)
+    assert code == 0 and "data.weights" in output, output
+    manifest = json.loads((workspace.path("a") / "checkpoints/step_00000006/manifest.json").read_text())
+    phases = [{"from_sample": 0, "weights": [1.0, 1.0]}, {"from_sample": 16, "weights": [3.0, 1.0]}]
+    assert manifest["state"]["phases"] == phases
+    assert workspace.run(*PLAIN, "training.steps=7", changed)[0] == 0
+    manifest = json.loads((workspace.path("a") / "checkpoints/step_00000007/manifest.json").read_text())
+    assert manifest["state"]["phases"] == phases
+    assert workspace.run(*PLAIN, "training.steps=8", f"data={{sources: [{{path: {dataset}}}]}}")[0] == 3
