@@ -237,16 +237,20 @@ class Job:
         logging.warning(text)
 
     def end(self, code: int, state: str, message: str) -> None:
-        """Record how it ended, wait for the others so that no launcher ends one early, and let go of everything."""
+        """Record how it ended, wait for the others so that no launcher ends one early, and let go of everything. What goes
+        wrong after the record is said, and changes nothing."""
         recorder = self.recorder
         if self.groups.rank == 0:
             recorder.event(state, message=message)
             self.folder.write_status(state, code=code, message=message)
             recorder.say(message)
         self.watchdog.leave()
-        if self.groups.world.group is not None:
-            dist.barrier(group=self.groups.world.group)
-        recorder.close(title=self.config.run.name)
+        try:
+            if self.groups.world.group is not None:
+                dist.barrier(group=self.groups.world.group)
+            recorder.close(title=self.config.run.name)
+        except Exception as error:
+            self._warn(f"after the end: {type(error).__name__}: {error}")
         self.folder.lock.release()  # the next attempt need not wait for a tracker
         recorder.tracker.finish()
         dist.destroy_process_group()

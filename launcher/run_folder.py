@@ -59,12 +59,11 @@ class RunFolder:
         return read_json(self.status_file)
 
     def write_status(self, state: str, *, code: int | None = None, **more: Any) -> None:
-        """Replace status.json; fields that are None stay as they were. Within an attempt a failure is the last word, and
-        `stopping` comes before an end, not after it."""
+        """Replace status.json; fields that are None stay as they were. Within an attempt the first end is the last word."""
         with self._writing:
             status = self.status()
             before = status.get("state") if status.get("attempt") == self.attempt else None
-            if before == "failed" or (state == "stopping" and before in FINAL_STATES):
+            if before in FINAL_STATES:
                 return
             status.update({key: value for key, value in more.items() if value is not None})
             for key in ("seconds_left",) if state in FINAL_STATES else ("message", "failed_rank"):
