@@ -53,6 +53,9 @@ def train(
 @app.command("eval")
 def evaluate(run: Run, overrides: Overrides = None) -> None:
     """Held-out loss, perplexity and bits per byte of the newest checkpoint, as JSON; data.path=DIR scores another dataset."""
+    from launcher.saved_config import read_config, run_of
+
+    read_config(run_of(run), overrides or [])
     from launcher.commands.eval import evaluate_run
 
     evaluate_run(run, overrides or [])
@@ -71,6 +74,9 @@ def generate(
     json_lines: Annotated[bool, typer.Option("--json", help="One JSON object a prompt.")] = False,
 ) -> None:
     """Text from the newest checkpoint. Without --prompt, from the beginning of a document."""
+    from launcher.saved_config import read_config, run_of
+
+    read_config(run_of(run), overrides or [])
     from launcher.commands.generate import generate_text
 
     generate_text(

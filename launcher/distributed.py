@@ -21,11 +21,17 @@ from megatron_lite.parallel.groups import ProcessGroups
 def start_device(environment: Environment) -> torch.device:
     """This process's GPU, or the CPU with its share of the cores."""
     if torch.cuda.is_available():
-        torch.cuda.set_device(environment.local_rank)
-        return torch.device("cuda", environment.local_rank)
+        number = environment.local_rank % torch.cuda.device_count()  # a Slurm task may see its own GPU only
+        torch.cuda.set_device(number)
+        return torch.device("cuda", number)
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // environment.local_world_size))
+        torch.set_num_threads(max(1, num_cores() // environment.local_world_size))
     return torch.device("cpu")
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def start_groups(environment: Environment, parallel: ParallelConfig, *, device: torch.device, timeout_s: float) -> ProcessGroups:

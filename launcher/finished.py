@@ -6,16 +6,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from data_pipeline.errors import CheckpointError, ConfigError, Fault
-from data_pipeline.schema import apply_override, read_yaml, validate
+from data_pipeline.errors import CheckpointError, ConfigError
 from launcher.config import RunConfig, cross_faults
 from launcher.distributed import start_device, start_groups
 from launcher.environment import read_environment
-from launcher.run_folder import read_json
+from launcher.saved_config import read_config, run_of
 from megatron_lite.checkpoint.find import checkpoint_at, newest_checkpoint
 from megatron_lite.checkpoint.load import load_into
 from megatron_lite.checkpoint.manifest import RunState
@@ -37,38 +35,13 @@ class FinishedRun:
     device: torch.device
 
 
-def read_config(run: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The run's saved config; `data.path=DIR` takes the place of its sources. Data paths that were relative to the folder
-    where the run was started are found from anywhere. Raises ConfigError."""
-    if not (run / "config.yaml").is_file():
-        raise ConfigError([Fault("RUN", str(run), "a run folder, with a config.yaml in it", "it is printed when a run starts: runs/NAME")])
-    tree = read_yaml(run / "config.yaml")
-    other_data = any(override.partition("=")[0].strip() == "data.path" for override in overrides)
-    if other_data:
-        tree["data"]["sources"] = None
-    _find_data(tree["data"], run)
-    for override in overrides:
-        apply_override(tree, override)
-    config = validate(RunConfig, tree)
-    return config.model_copy(update={"run": config.run.model_copy(update={"dir": str(run)})})
-
-
-def _find_data(data: dict[str, Any], run: Path) -> None:
-    attempts = sorted((run / "attempts").glob("[0-9]*"))
-    started = read_json(attempts[-1] / "environment.json").get("cwd") if attempts else None
-    for place in [data, *(data.get("sources") or [])]:
-        path = place.get("path")
-        if path and started and not Path(path).exists() and (Path(started) / path).exists():
-            place["path"] = str(Path(started) / path)
-
-
 def open_run(path: Path, overrides: Sequence[str] = ()) -> FinishedRun:
     """Load the newest checkpoint of a run folder, or the checkpoint at `path`. One process, or tp of them under a launcher.
 
     Raises ConfigError for what is no run, CheckpointError where there is no usable checkpoint.
     """
     environment = read_environment(os.environ)
-    run = path.parent.parent if (path / "manifest.json").is_file() else path
+    run = run_of(path)
     config = read_config(run, ["parallel.tp=1", "parallel.sequence_parallel=false", *overrides])
     faults = cross_faults(config.model, config.parallel, config.training, config.lr_scheduler, world_size=environment.world_size)
     if faults := [fault for fault in faults if fault.field.startswith("parallel.tp")]:

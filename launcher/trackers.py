@@ -16,6 +16,7 @@ from launcher.run_folder import read_json, write_json
 
 INIT_TIMEOUT_S = 60.0  # of wandb's own start; training goes on meanwhile
 FINISH_TIMEOUT_S = 20.0  # the most that the end of a run waits for wandb
+UNREACHED_TIMEOUT_S = 8.0  # the same online, where the server has not answered by then
 Mode = str
 
 
@@ -46,6 +47,7 @@ class WandbTracker(Tracker):
         self._folder, self._mode, self._warn = folder, mode, warn
         self._id = run_id(folder, wandb_config.project)
         self._queue: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
+        self._started = threading.Event()
         self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
         self._thread.start()
 
@@ -54,6 +56,8 @@ class WandbTracker(Tracker):
 
     def finish(self, timeout_s: float = FINISH_TIMEOUT_S) -> bool:
         self._queue.put(None)
+        if self._mode == "online" and not self._started.is_set():
+            timeout_s = min(timeout_s, UNREACHED_TIMEOUT_S)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._warn(f"wandb did not finish within {timeout_s:.0f} s; what it has not sent is in {self._folder / 'metrics.jsonl'}")
@@ -62,6 +66,7 @@ class WandbTracker(Tracker):
     def _work(self) -> None:
         try:
             run = self._open()
+            self._started.set()
             while (record := self._queue.get()) is not None:
                 run.log(named(record))
             run.finish()

@@ -127,7 +127,7 @@ TREES: list[tuple[Callable[[Workspace], tuple[str, ...]], int, signal.Signals, b
     (deepspeed_command, 1, signal.SIGTERM, False),  # the launcher tells rank 0 only
     (deepspeed_command, 1, signal.SIGKILL, False),  # ranks are orphaned, and the command ends with 0
     (torchrun_command, 0, signal.SIGTERM, False),
-    (torchrun_command, 0, signal.SIGKILL, False),
+    (torchrun_command, 0, signal.SIGUSR1, False),  # which torchrun does not hand on: it dies of it (B142)
     (mlite_command, 0, signal.SIGTERM, True),
     (mlite_command, 0, signal.SIGKILL, False),
 ]

@@ -1,0 +1,43 @@
+"""The config that a run left in its folder. Loads nothing heavy: a wrong path is refused before torch is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.errors import ConfigError, Fault
+from data_pipeline.schema import apply_override, read_yaml, validate
+from launcher.config import RunConfig
+from launcher.run_folder import read_json
+
+
+def run_of(path: Path) -> Path:
+    """The run folder that `path` is, or that it is a checkpoint of. Raises ConfigError where it is neither."""
+    run = path.parent.parent if (path / "manifest.json").is_file() else path
+    if not (run / "config.yaml").is_file():
+        raise ConfigError([Fault("RUN", str(path), "a run folder, with a config.yaml in it", "it is printed when a run starts: runs/NAME")])
+    return run
+
+
+def read_config(run: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The run's saved config; `data.path=DIR` takes the place of its sources. Data paths that were relative to the folder
+    where the run was started are found from anywhere. Raises ConfigError."""
+    tree = read_yaml(run / "config.yaml")
+    other_data = any(override.partition("=")[0].strip() == "data.path" for override in overrides)
+    if other_data:
+        tree["data"]["sources"] = None
+    _find_data(tree["data"], run)
+    for override in overrides:
+        apply_override(tree, override)
+    config = validate(RunConfig, tree)
+    return config.model_copy(update={"run": config.run.model_copy(update={"dir": str(run)})})
+
+
+def _find_data(data: dict[str, Any], run: Path) -> None:
+    attempts = sorted((run / "attempts").glob("[0-9]*"))
+    started = read_json(attempts[-1] / "environment.json").get("cwd") if attempts else None
+    for place in [data, *(data.get("sources") or [])]:
+        path = place.get("path")
+        if path and started and not Path(path).exists() and (Path(started) / path).exists():
+            place["path"] = str(Path(started) / path)
