@@ -27,7 +27,7 @@ from launcher.resume_policy import identity, next_phases, recorded_changes, requ
 from launcher.run_folder import RunFolder, write_json
 from launcher.stopping import StopFlag
 from launcher.trackers import open_tracker
-from launcher.watchdog import FailureMark, Watchdog, explain
+from launcher.watchdog import FailureMark, Watchdog, explain, is_lost_connection
 from megatron_lite.checkpoint.agree import broadcast_json
 from megatron_lite.parallel.groups import ProcessGroups
 from megatron_lite.sizes import flops_per_token, num_parameters
@@ -52,8 +52,8 @@ def run_job(
         job.end(code, state, message)
     except BaseException as error:
         code, message, details = explain(error)
-        if isinstance(error, (dist.DistError, RuntimeError)):
-            time.sleep(2)  # a lost connection is how another rank's death shows here: let that one, or the watchdog, say it
+        if is_lost_connection(error):
+            time.sleep(2)  # this is how another rank's death shows here: let that one, or the watchdog, say it
         mark.claim(code, message, details)
         logging.error("%s\n%s", message, details)
     return code

@@ -160,3 +160,10 @@ def explain(error: BaseException) -> tuple[int, str, str]:
     if isinstance(error, KeyboardInterrupt):
         return 1, "interrupted", ""
     return 1, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether a collective failed because a peer went away, by the words of gloo and NCCL."""
+    words = ("gloo", "NCCL", "Connection reset", "Connection closed", "Broken pipe", "Socket")
+    named = any(kind.__name__ == "DistError" for kind in type(error).__mro__)
+    return named or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
