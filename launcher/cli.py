@@ -103,7 +103,7 @@ def status(run: Run) -> None:
 @app.command()
 def quickstart(
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", show_default=False)] = Path("quickstart"),
-    steps: Annotated[int, typer.Option(min=8, help="Optimizer steps; fewer learn too little.")] = 160,
+    steps: Annotated[int, typer.Option(min=8, help="Optimizer steps; fewer learn too little.")] = 320,
 ) -> None:
     """The whole job on text that every Python has: data, training, a stop and a resume, a sample, a plot."""
     from launcher.commands.quickstart import run_quickstart

@@ -18,6 +18,7 @@ COMPRESSION = 3  # bytes of text a byte of a .gz or .zst, roughly
 BYTES_A_TOKEN = 3.5  # of BPE on text, roughly
 LOOK_BYTES = 1_000_000  # of the largest file
 UNKNOWN_BYTES = 100_000_000  # of a text whose size can't be asked for
+COUNTED_BYTES = 1 << 26  # in which lines are counted, to know about how many there are
 FEW_FILES = 20  # so few .txt files are cut into paragraphs or lines, or there would be too few documents to hold some out
 
 
@@ -92,7 +93,7 @@ def look_at(pattern: str) -> Text:
     documents = len(files)
     field = cut = None
     if suffix in (".jsonl", ".json", ".ndjson"):
-        field, documents = _jsonl_field(sample), max(documents, num_bytes // 2000)
+        field, documents = _jsonl_field(sample), max(documents, num_bytes // _line_bytes(sample))
     elif suffix == ".parquet":
         field, documents = _parquet_field(sample), max(documents, num_bytes // 2000)
     elif len(files) < FEW_FILES:
@@ -200,10 +201,12 @@ def _how_to_cut(file: str) -> tuple[str, int]:
 
 
 def _line_bytes(file: str) -> int:
-    """The mean length of the first lines."""
-    with open_bytes(file) as lines:
-        lengths = [len(line) for line, _ in zip(lines, range(200))]
-    return max(1, sum(lengths) // max(1, len(lengths)))
+    """The mean length of a line, over the first COUNTED_BYTES."""
+    num_bytes = num_lines = 0
+    with open_bytes(file) as source:
+        while num_bytes < COUNTED_BYTES and (block := source.read(1 << 20)):
+            num_bytes, num_lines = num_bytes + len(block), num_lines + block.count(b"\n")
+    return max(1, num_bytes // max(1, num_lines))
 
 
 def _jsonl_field(file: str) -> str:

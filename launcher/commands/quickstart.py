@@ -30,7 +30,6 @@ from launcher.commands.train import ENTRY, num_gpus
 
 NAME = "stdlib"
 SKIPPED_FOLDERS = {"site-packages", "__pycache__", "test", "tests", "idle_test"}
-STEPS = 200
 BIN = Path(sys.executable).parent
 ENVIRONMENT = {**os.environ, **({} if num_gpus() else {"DS_ACCELERATOR": "cpu"})}  # else a warning from each of DeepSpeed's processes
 
@@ -44,7 +43,7 @@ class Scores:
     after: float
 
 
-def run_quickstart(folder: Path, *, steps: int = STEPS) -> None:
+def run_quickstart(folder: Path, *, steps: int) -> None:
     """Do it all in `folder`, which is made anew. Raises MegatronLiteError where a step of it fails or learns too little."""
     began = time.monotonic()
     if folder.exists() and any(folder.iterdir()) and not (folder / "raw" / f"{NAME}.jsonl").exists():
