@@ -43,7 +43,9 @@ _BASE = ModelConfig(
 MODELS = {
     "gqa": _BASE,  # 2 KV heads: shared by 2 ranks each at tp 4; 97 is divided by no tp
     "mqa": _BASE.model_copy(update={"num_key_value_heads": 1, "vocab_size": 90, "tie_word_embeddings": True}),
+    "tiny-vocabulary": _BASE.model_copy(update={"vocab_size": 9}),  # at tp 4 the last rank holds padding only
 }
+TABLE = ("gqa", "mqa")  # the models of the whole table
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class SyntheticRows:
         pieces: list[tuple[np.ndarray, int]] = []
         while wanted > 0:
             size = min(wanted, int(draw.integers(2, 20)))
-            tokens = 1 + (draw.integers(0, 12) + 5 * np.arange(size)) % 24
+            tokens = 1 + (draw.integers(0, 12) + 5 * np.arange(size)) % min(24, self._vocabulary - 1)
             noise = draw.random(size) < 0.1
             pieces.append((np.where(noise, draw.integers(0, self._vocabulary, size), tokens).astype(np.int64), BEGIN))
             wanted -= size

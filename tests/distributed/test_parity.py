@@ -3,7 +3,7 @@
 import pytest
 
 from tests import parity
-from tests.parity import LIMITS, MODELS, Case
+from tests.parity import LIMITS, TABLE, Case
 
 # Every value of every axis, each stage with each tensor-parallel size; `make prove` runs the whole table.
 COVERING = [
@@ -28,6 +28,8 @@ COVERING = [
     Case(tp=4, stage=1, sequence_parallel=True, model="mqa", dropout=0.1),
     Case(tp=4, stage=2, sequence_parallel=True, accumulation=4, dropout=0.1),
     Case(tp=4, stage=3, model="mqa"),
+    Case(tp=4, stage=1, model="tiny-vocabulary"),
+    Case(tp=4, stage=3, model="tiny-vocabulary", sequence_parallel=True),
 ]
 
 PLANTED = [
@@ -40,7 +42,7 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", TABLE)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_the_comparison_is_of_real_learning(model: str, dropout: float) -> None:
     """Agreement on a run that clips nothing and learns nothing would prove little."""

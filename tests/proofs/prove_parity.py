@@ -19,7 +19,7 @@ PLANTED = {
     "missing tp mark": [Case(tp=2, stage=stage) for stage in (1, 2, 3)],
     "missing gradient sum": [Case(tp=2, stage=stage, sequence_parallel=True) for stage in (0, 1, 2, 3)],
     "loss per rank": [Case(dp=2, stage=stage) for stage in (0, 1, 2, 3)],
-    "doubled KV gradient": [Case(tp=4, stage=1, model=model) for model in parity.MODELS],
+    "doubled KV gradient": [Case(tp=4, stage=1, model=model) for model in parity.TABLE],
 }
 
 
@@ -32,12 +32,12 @@ def layouts() -> Iterator[tuple[int, int, bool]]:
 
 def fp32_cases() -> Iterator[Case]:
     for (tp, dp, split), stage, accumulation in itertools.product(layouts(), (None, 0, 1, 2, 3), (1, 4)):
-        for model, dropout in itertools.product(parity.MODELS, (0.0, 0.1)):
+        for model, dropout in itertools.product(parity.TABLE, (0.0, 0.1)):
             yield Case(tp, dp, stage, split, accumulation, model, dropout)
 
 
 def bf16_cases() -> Iterator[Case]:
-    for (tp, dp, split), stage, model in itertools.product(layouts(), (None, 1, 2, 3), parity.MODELS):
+    for (tp, dp, split), stage, model in itertools.product(layouts(), (None, 1, 2, 3), parity.TABLE):
         yield Case(tp, dp, stage, split, accumulation=4 if dp == 2 else 1, model=model, dropout=0.1, precision="bf16")
 
 
@@ -89,7 +89,7 @@ def prove(folder: Path) -> bool:
 def _report(rows: list[tuple[Case, Distance]], bf16: list[tuple[Case, Distance, float]], faults: list[str], *, minutes: float) -> str:
     learned = [
         f"| {model} | {dropout} | {trace.losses[0]:.3f} | {trace.losses[-1]:.3f} | {sum(norm > parity.CLIP for norm in trace.grad_norms)} of {parity.STEPS} |"
-        for model, dropout in itertools.product(parity.MODELS, (0.0, 0.1))
+        for model, dropout in itertools.product(parity.TABLE, (0.0, 0.1))
         for trace in [parity.expected(model, dropout)]
     ]
     worst = " · ".join(
