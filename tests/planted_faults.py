@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 
+from megatron_lite.models.batch import Batch, DropoutKey
 from megatron_lite.parallel import collectives, shard_spec
-from megatron_lite.training.engine import Engine
+from megatron_lite.training.engine_deepspeed import DeepSpeedEngine
 
 
 @contextlib.contextmanager
@@ -39,12 +40,22 @@ def _missing_sum() -> Any:
 
 
 def _loss_per_rank() -> Any:
-    """Each dp rank averages over its own targets, and the ranks' means are averaged."""
+    """Each dp rank averages over its own targets, and the ranks' means are averaged; what is logged stays right."""
+    forward, backward = DeepSpeedEngine.forward, DeepSpeedEngine.backward
+    own = 0
 
-    def own(engine: Engine, micro_batches: Sequence[Any], stop_requested: bool) -> tuple[int, bool]:
-        return sum(int((batch.targets >= 0).sum()) for batch in micro_batches) * engine.groups.dp.size, False
+    def counted(engine: DeepSpeedEngine, batch: Batch, dropout: DropoutKey | None) -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal own
+        loss, count = forward(engine, batch, dropout)
+        own = int(count)
+        return loss, count
 
-    return mock.patch("megatron_lite.training.step._agree", own)
+    def averaged(engine: DeepSpeedEngine, loss: torch.Tensor, *, last: bool) -> None:
+        total = torch.tensor(own)
+        torch.distributed.all_reduce(total, group=engine.groups.dp.group)
+        backward(engine, loss * (int(total) / own / engine.groups.dp.size), last=last)
+
+    return mock.patch.multiple(DeepSpeedEngine, forward=counted, backward=averaged)
 
 
 def _doubled_kv() -> Any:

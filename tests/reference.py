@@ -73,8 +73,13 @@ def dropout_factor(probability: float, step: Step, sample: int, site: str, rows:
 # ------------------------------------------------------------------------------------------------------------ model
 
 
+def _wide(x: Tensor, *, like: Tensor | None = None) -> Tensor:
+    """In fp32, or in float64 where `like` (x itself) is."""
+    return x.to(torch.promote_types((x if like is None else like).dtype, torch.float32))
+
+
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.float()
+    wide = _wide(x)
     return (wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()).to(x.dtype) * weight
 
 
@@ -82,8 +87,8 @@ def _rotated(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     """x [S, heads, E]; element i is the real and i + E/2 the imaginary part of pair i."""
     half = x.shape[-1] // 2
     frequencies = torch.tensor([theta ** (-2 * i / x.shape[-1]) for i in range(half)], dtype=torch.float64)
-    angles = (positions[:, None].double() * frequencies).float()[:, None, :]
-    turned = torch.complex(x[..., :half].float(), x[..., half:].float()) * torch.polar(torch.ones_like(angles), angles)
+    angles = _wide(positions[:, None].double() * frequencies, like=x)[:, None, :]
+    turned = torch.complex(_wide(x[..., :half]), _wide(x[..., half:])) * torch.polar(torch.ones_like(angles), angles)
     return torch.cat([turned.real, turned.imag], -1).to(x.dtype)
 
 
@@ -115,11 +120,11 @@ def row_logits(weights: Weights, config: ModelConfig, row: Row, *, document_mask
         heads = []
         for head in range(q.shape[1]):
             source = head // (q.shape[1] // k.shape[1])
-            scores = q[:, head].float() @ k[:, source].float().T / math.sqrt(config.head_size)
+            scores = _wide(q[:, head]) @ _wide(k[:, source]).T / math.sqrt(config.head_size)
             probabilities = scores.masked_fill(~visible, float("-inf")).softmax(-1)
             if factor is not None:
                 probabilities = probabilities * factor[head]
-            heads.append((probabilities @ v[:, source].float()).to(x.dtype))
+            heads.append((probabilities @ _wide(v[:, source])).to(x.dtype))
         x = x + dropped(torch.cat(heads, -1) @ w["attention.o.weight"].T, f"layers.{layer} attention")
         h = _rms_norm(x, w["mlp_norm.weight"], eps)
         gate = h @ w["mlp.gate.weight"].T
@@ -131,7 +136,7 @@ def row_logits(weights: Weights, config: ModelConfig, row: Row, *, document_mask
 
 def row_loss(weights: Weights, config: ModelConfig, row: Row, *, document_mask: bool = True, step: Step | None = None) -> Tensor:
     """Sum over the row's targets of -log softmax(logits)[target], fp32."""
-    logits = row_logits(weights, config, row, document_mask=document_mask, step=step).float()
+    logits = _wide(row_logits(weights, config, row, document_mask=document_mask, step=step))
     targets = torch.as_tensor(row.targets).long()
     places = (targets != -100).nonzero()[:, 0]
     return (logits[places].logsumexp(-1) - logits[places, targets[places]]).sum()
@@ -147,7 +152,7 @@ class Run:
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)  # before clipping
     first_gradients: Weights = field(default_factory=dict)  # of step 1, before clipping
-    weights: Weights = field(default_factory=dict)  # fp32, at the end
+    weights: Weights = field(default_factory=dict)  # masters, at the end
 
 
 def train(
@@ -163,10 +168,11 @@ def train(
 ) -> Run:
     """AdamW with global clipping on the mean loss over each batch's targets; batch k is step k + 1.
 
-    In bf16 the forward uses bf16 copies of fp32 masters, and each row's gradient is added in fp32.
+    In bf16 the forward uses bf16 copies of fp32 masters, and each row's gradient is added in fp32. In fp64 there is no
+    rounding to speak of: what an fp32 run is compared with, so that its distance is its own.
     """
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    masters = {name: tensor.clone().float() for name, tensor in weights.items()}
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[precision]
+    masters = {name: tensor.clone().to(torch.promote_types(dtype, torch.float32)) for name, tensor in weights.items()}
     first = {name: torch.zeros_like(tensor) for name, tensor in masters.items()}
     second = {name: torch.zeros_like(tensor) for name, tensor in masters.items()}
     run = Run()
@@ -178,7 +184,7 @@ def train(
         for row in rows:
             loss = row_loss(used, config, row, document_mask=document_mask, step=Step(seed, number))
             for name, gradient in zip(used, torch.autograd.grad(loss / num_targets, list(used.values()))):
-                gradients[name] += gradient.float()
+                gradients[name] += gradient  # in the master's dtype
             total += loss.item()
         norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
         run.losses.append(total / num_targets)

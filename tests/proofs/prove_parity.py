@@ -100,7 +100,7 @@ def _report(rows: list[tuple[Case, Distance]], bf16: list[tuple[Case, Distance, 
             "# Parity: a layout changes speed, never the result",
             "",
             "Written by `make prove`. Each row is a run of real ranks over gloo on CPU, compared with `tests/reference.py`: the same model,",
-            "loss, dropout and AdamW in plain torch on one process, with none of our layers.",
+            "loss, dropout and AdamW in plain torch on one process, with none of our layers, in float64 for the fp32 rows.",
             f"torch {torch.__version__}, DeepSpeed {deepspeed.__version__}; {len(rows)} + {len(bf16)} runs, {minutes:.0f} minutes.",
             "",
             f"{parity.STEPS} updates at lr {parity.LR} without warm-up, max_grad_norm {parity.CLIP}, {parity.BATCH} sequences of up to {parity.LENGTH} "
