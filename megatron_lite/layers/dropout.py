@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from megatron_lite.parallel.random import folded, keep_mask, row_keys, site
+from megatron_lite.parallel.random import folded, keep_mask, site
 
 EMBEDDING, ATTENTION, PROBABILITIES, MLP = (site(name) for name in ("embedding", "attention", "probabilities", "mlp"))
 
@@ -32,15 +31,12 @@ def dropout(x: Tensor, probability: float, place: DropoutPlace | None, *, where:
     """x [B, S, D] with elements zeroed with `probability`, the rest scaled by 1/(1 - probability). No place: x itself."""
     if place is None or probability == 0.0:
         return x
-    positions = torch.arange(x.shape[1], device=x.device) + place.first_position
-    keep = keep_mask(row_keys(folded(place.keys, where)[:, None], positions), x.shape[2], probability)
+    keep = keep_mask(place.keys, where, [place.first_position], [x.shape[1]], x.shape[2], probability)
     return x.masked_fill(~keep, 0.0) * (1.0 / (1.0 - probability))
 
 
 def attention_dropout(probabilities: Tensor, probability: float, place: DropoutPlace, *, first_head: int) -> Tensor:
     """The same for attention probabilities [B, H/tp, S, T], by global head, query's and key's place in the row."""
-    heads = torch.arange(probabilities.shape[1], device=probabilities.device)[:, None] + first_head
-    queries = torch.arange(probabilities.shape[2], device=probabilities.device)
-    keys = row_keys(folded(place.keys, PROBABILITIES)[:, None, None], heads, queries)
-    keep = keep_mask(keys, probabilities.shape[3], probability)
+    _, num_heads, num_queries, num_keys = probabilities.shape
+    keep = keep_mask(place.keys, PROBABILITIES, [first_head, 0], [num_heads, num_queries], num_keys, probability)
     return probabilities.masked_fill(~keep, 0.0) * (1.0 / (1.0 - probability))

@@ -17,6 +17,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64's finalizer (Steele, Lea and Flood 2014)
 _CHANNEL, _LOW_1, _LOW_2 = 0x9E3779B1, 0x7FEB352D, 0x846CA68B  # "lowbias32" (Wellons 2018)
 
+_SCHEMA = "(Tensor keys, int word, SymInt[] starts, SymInt[] sizes, SymInt num_channels, float probability) -> Tensor"
+
 
 @dataclass(frozen=True)
 class DropoutKey:
@@ -44,15 +46,17 @@ def folded(keys: Tensor, word: int) -> Tensor:
     return _mix(keys ^ word)
 
 
-def row_keys(keys: Tensor, *coordinates: Tensor) -> Tensor:
-    """int64 hash of (key, coordinates...); keys and coordinates are int64 tensors that broadcast."""
-    for coordinate in coordinates:
-        keys = _mix(keys ^ _mix(coordinate + _signed(_GOLDEN, 64)))
-    return keys
+# One opaque operator: inductor keeps `arange` times a constant as a 64-bit index and would draw other bits.
+@torch.library.custom_op("megatron_lite::keep_mask", mutates_args=(), schema=_SCHEMA)
+def keep_mask(keys: Tensor, word: int, starts: list[int], sizes: list[int], num_channels: int, probability: float) -> Tensor:
+    """bool [B, *sizes, num_channels]: False with `probability`, to within 2^-31.
 
-
-def keep_mask(keys: Tensor, num_channels: int, probability: float) -> Tensor:
-    """bool [*keys.shape, num_channels]: False with `probability`, to within 2^-31."""
+    keys int64 [B]; `word` is the site; dim i of the sizes has the coordinates starts[i] .. starts[i] + sizes[i].
+    """
+    keys = folded(keys, word)
+    for start, size in zip(starts, sizes):
+        coordinates = torch.arange(start, start + size, device=keys.device)
+        keys = _mix(keys.unsqueeze(-1) ^ _mix(coordinates + _signed(_GOLDEN, 64)))
     low = keys.to(torch.int32).unsqueeze(-1)  # the conversion wraps: the low 32 bits
     high = (keys >> 32).to(torch.int32).unsqueeze(-1)
     channels = torch.arange(num_channels, dtype=torch.int32, device=keys.device) * _signed(_CHANNEL, 32)
@@ -64,6 +68,11 @@ def keep_mask(keys: Tensor, num_channels: int, probability: float) -> Tensor:
     bits *= _signed(_LOW_2, 32)
     bits ^= (bits >> 16) & 0xFFFF
     return (bits & 0x7FFFFFFF) >= round(probability * 2**31)
+
+
+@keep_mask.register_fake
+def _shape_of_keep_mask(keys: Tensor, word: int, starts: list[int], sizes: list[int], num_channels: int, probability: float) -> Tensor:
+    return keys.new_empty((keys.shape[0], *sizes, num_channels), dtype=torch.bool)
 
 
 def _mix(x: Tensor) -> Tensor:
