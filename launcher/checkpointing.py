@@ -33,6 +33,7 @@ class Start:
     state: RunState | None = None
     weights: Path | None = None
     passed_over: list[tuple[Path, str]] = field(default_factory=list)
+    unfinished: list[Path] = field(default_factory=list)  # saves that were never committed
 
     @property
     def step(self) -> int:
@@ -65,7 +66,7 @@ def choose_start(folder: RunFolder, config: RunConfig, groups: ProcessGroups) ->
     found: Choice | None = newest_checkpoint(folder.checkpoints, groups, allow_fallback=wanted.allow_fallback)
     if found is not None:
         _check_resume_word(wanted.resume, folder, config)
-        return Start(path=found.info.path, state=found.info.state, passed_over=found.passed_over)
+        return Start(path=found.info.path, state=found.info.state, passed_over=found.passed_over, unfinished=found.unfinished)
     folder.require_checkpoints_that_were_saved(None)
     if wanted.resume not in ("auto", "never"):
         info = _the_checkpoint(Path(wanted.resume), groups, "checkpoint.resume")
@@ -119,6 +120,9 @@ def restore(engine: Engine, start: Start, folder: RunFolder, recorder: Recorder)
             moved = quarantine(damaged)
             recorder.say(f"{reason}\n{damaged.name} was moved to {moved.name}; going on from {path.name} instead")
             recorder.event("passed_over", checkpoint=str(moved), reason=reason)
+        for left in start.unfinished:
+            recorder.say(f"{left.name} is incomplete: its save was cut off, so it does not count; going on from {path.name}")
+            recorder.event("incomplete", checkpoint=str(left))
 
 
 class Saver:

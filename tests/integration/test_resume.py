@@ -19,14 +19,16 @@ def numbers(records: list[dict[str, object]]) -> list[dict[str, object]]:
 
 
 def test_killed_inside_every_part_of_a_save_then_bit_equal(workspace: Workspace) -> None:
-    """SIGKILL at each named point of a save, and between saves; metrics end bit-equal to a run that nothing happened to."""
+    """SIGKILL at each named point of a save, and between saves; metrics end bit-equal to a run that nothing happened to (B105)."""
     code, output = workspace.run(*TP2, "run.name=whole", world=2)
     assert code == 0, output
+    said = ""
     faults = ["slice:1:1", "before_manifest:2", "kill:5:1", "before_rename:1", "before_parent_fsync:1", "kill:8"]
     for attempt, fault in enumerate(faults, start=1):
         code, output = workspace.run(*TP2, "run.name=killed", world=2, fault=fault)
         assert code != 0, (fault, output)
         assert workspace.status("killed")["attempt"] == attempt
+        said += output
     code, output = workspace.run(*TP2, "run.name=killed", world=2)
     assert code == 0, output
     assert workspace.metrics("killed") == workspace.metrics("whole")
@@ -34,6 +36,8 @@ def test_killed_inside_every_part_of_a_save_then_bit_equal(workspace: Workspace)
     assert steps == list(range(1, 9))  # each step stands once
     assert workspace.checkpoints("killed") == ["step_00000006", "step_00000008"]
     assert workspace.events("killed", "superseded")
+    assert "is incomplete: its save was cut off" in said  # B105
+    assert workspace.events("killed", "incomplete")
 
 
 def test_stopped_and_resumed_twice_in_bf16_stage_3(workspace: Workspace) -> None:

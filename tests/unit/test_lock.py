@@ -45,11 +45,15 @@ def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_a_holder_that_is_leaving_is_waited_for(tmp_path: Path) -> None:
+    """A job that was stopped a moment ago would make the same command, typed again, fail."""
     first = RunLock(tmp_path / ".lock")
     first.acquire(job_id=None)
     threading.Timer(1.0, first.release).start()
     second = RunLock(tmp_path / ".lock")
+    began = time.monotonic()
     second.acquire(job_id=None, wait_s=0.2, leaving=lambda: True)
+    assert time.monotonic() - began > 0.5, "it was taken while the first still held it"
+    assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
     second.release()
 
 
