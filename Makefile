@@ -34,7 +34,7 @@ test: install  ## lint, types and every test that this machine can run; says wha
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
 
 prove: install  ## the full tables into tests/proofs
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.proofs.prove

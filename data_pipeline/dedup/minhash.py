@@ -25,13 +25,9 @@ def signatures(texts: Sequence[str], config: MinHashConfig) -> tuple[np.ndarray,
     Row k is the minimum over the text's shingles x of a_k x + b_k modulo 2^64, a_k odd: multiply-shift in place of the
     textbook's arithmetic modulo a prime, frozen by golden values in the tests.
     """
-    multipliers, offsets = _coefficients(config)
-    out = np.empty((len(texts), len(multipliers)), dtype=np.uint64)
-    has_signature = np.zeros(len(texts), dtype=np.bool_)
-    for row, text in enumerate(texts):
-        numbers = shingles(text, config.ngram)
-        has_signature[row] = len(numbers) > 0
-        min_of_permutations(numbers, multipliers, offsets, out[row])
+    sets = [shingles(text, config.ngram) for text in texts]
+    has_signature = np.array([len(numbers) > 0 for numbers in sets], dtype=np.bool_)
+    out = min_of_permutations(sets, *_coefficients(config))
     return out, has_signature
 
 
