@@ -78,9 +78,14 @@ class WandbConfig(Section):
     entity: str | None = None
 
 
+class TensorBoardConfig(Section):
+    mode: Literal["enabled", "disabled"] = "disabled"  # enabled: event files in tensorboard/ of the run folder
+
+
 class LoggingConfig(Section):
     interval_steps: int = Field(1, gt=0)
     wandb: WandbConfig = WandbConfig()
+    tensorboard: TensorBoardConfig = TensorBoardConfig()
 
 
 class RunConfig(Section):

@@ -15,3 +15,12 @@ def show(text: str, *, error: bool = False) -> None:
     except OSError:
         logging.info("nobody reads the output any more; from here on it is only in this log: %s", text)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2 if error else 1)
+
+
+def duration(seconds: float) -> str:
+    """3 s, 2 m 05 s, 1 h 02 m, 3 d 04 h."""
+    whole = int(seconds + 0.5)
+    for unit, below, size, part in (("d", "h", 86400, 3600), ("h", "m", 3600, 60), ("m", "s", 60, 1)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part:02d} {below}"
+    return f"{whole} s"

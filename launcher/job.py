@@ -26,7 +26,7 @@ from launcher.recorder import Rates, Recorder
 from launcher.resume_policy import identity, next_phases, recorded_changes, require_same_run
 from launcher.run_folder import RunFolder, write_json
 from launcher.stopping import StopFlag
-from launcher.trackers import open_tracker
+from launcher.trackers import open_trackers
 from launcher.watchdog import FailureMark, Watchdog, explain, is_lost_connection
 from megatron_lite.checkpoint.agree import broadcast_json
 from megatron_lite.parallel.groups import ProcessGroups
@@ -212,11 +212,12 @@ class Job:
         folder.write_status(
             "running", step=start.step, checkpoint=start.step if start.path and start.path.parent == folder.checkpoints else None
         )
-        recorder.tracker = open_tracker(
+        recorder.trackers.trackers += open_trackers(
             folder.path,
-            config.logging.wandb,
+            config.logging,
             name=config.run.name,
             config=config.model_dump(mode="json"),
+            step=start.step,
             environ=os.environ,
             warn=self._warn,
         )
@@ -252,5 +253,5 @@ class Job:
         except Exception as error:
             self._warn(f"after the end: {type(error).__name__}: {error}")
         self.folder.lock.release()  # the next attempt need not wait for a tracker
-        recorder.tracker.finish()
+        recorder.trackers.finish()
         dist.destroy_process_group()

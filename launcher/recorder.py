@@ -1,4 +1,4 @@
-"""What a run says about itself while it goes: metrics, events, tracker, console, plot. Only the first rank has one that speaks."""
+"""What a run says about itself while it goes: metrics, events, trackers, plot, report. Only the first rank has one that speaks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from launcher.console import show
 from launcher.devices import mfu
 from launcher.metrics import Events, Metrics
 from launcher.plot import draw_losses
+from launcher.report import write_report
 from launcher.run_folder import RunFolder
-from launcher.trackers import Tracker
+from launcher.trackers import ConsoleTracker, FileTracker, Several
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Recorder:
         self.active, self._quiet = active, quiet or not active
         self._folder, self._total, self._rates = folder, total_steps, rates
         self.metrics, self.events = Metrics(folder.metrics), Events(folder.events, attempt=folder.attempt)
-        self.tracker = Tracker()
+        local = [FileTracker(self.metrics), ConsoleTracker(self.say, total_steps=total_steps, seconds_left=self._seconds_left)]
+        self.trackers = Several(local if active else [])
         self._began = time.monotonic()
         self._steps_timed, self._seconds_timed = 0, 0.0
         self._status_at = 0.0
@@ -60,28 +62,20 @@ class Recorder:
                 ),
                 4,
             )
-        self.metrics.append(full)
-        self.tracker.log(full)
         self._steps_timed, self._seconds_timed = self._steps_timed + steps, self._seconds_timed + seconds
-        left_s = (self._total - record["step"]) * self._seconds_timed / self._steps_timed
-        width = len(str(self._total))
-        self.say(
-            f"step {record['step']:>{width}}/{self._total} | loss {record['loss']:.4f} | grad {record['grad_norm']:.3f} | lr {record['lr']:.2e} | "
-            f"{rate:,.0f} tok/s | {duration(left_s)} left"
-        )
+        self.trackers.log(full)
         if time.monotonic() - self._status_at > 10:
             self._status_at = time.monotonic()
-            self._folder.write_status("running", step=record["step"], total_steps=self._total, seconds_left=round(left_s))
+            self._folder.write_status(
+                "running", step=record["step"], total_steps=self._total, seconds_left=round(self._seconds_left(record["step"]))
+            )
 
     def evaluation(self, step: int, record: Mapping[str, Any]) -> None:
         if self.active:
-            full = {"step": step, **record}
-            self.metrics.append(full)
-            self.tracker.log(full)
-            self.say(
-                f"step {step:>{len(str(self._total))}}/{self._total} | held-out loss {record['eval/loss']:.4f} | perplexity {record['eval/perplexity']:.2f} | "
-                f"{record['eval/bits_per_byte']:.4f} bits a byte"
-            )
+            self.trackers.log({"step": step, **record})
+
+    def _seconds_left(self, step: int) -> float:
+        return (self._total - step) * self._seconds_timed / max(self._steps_timed, 1)
 
     def sync(self) -> None:
         """Make what was measured durable: before a checkpoint of its step is committed."""
@@ -89,19 +83,11 @@ class Recorder:
             self.metrics.sync()
 
     def close(self, *, title: str) -> None:
-        """Close the files and draw the plot."""
+        """Close the files, draw the plot, write the report."""
         if not self.active:
             return
         self.metrics.close()
         self.events.close()
         if self.metrics.path.exists():
             draw_losses(self.metrics.path, self._folder.plot, title=title)
-
-
-def duration(seconds: float) -> str:
-    """3 s, 2 m 05 s, 1 h 02 m, 3 d 04 h."""
-    whole = int(seconds + 0.5)
-    for unit, below, size, part in (("d", "h", 86400, 3600), ("h", "m", 3600, 60), ("m", "s", 60, 1)):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // part:02d} {below}"
-    return f"{whole} s"
+            write_report(self._folder.path)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.console import duration
 from launcher.devices import mfu, peak_flops
 from launcher.environment import Environment
 from launcher.metrics import Events, Metrics, perplexity, to_line
 from launcher.plot import draw_losses
-from launcher.recorder import duration
 from launcher.run_folder import RunFolder
 from launcher.watchdog import FailureMark, explain
 

@@ -1,4 +1,4 @@
-"""If these fail, wandb can stop or delay a training run, or one run becomes many."""
+"""If these fail, a tracker can stop or delay a training run, one run becomes many, or what was measured is shown wrong."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from launcher.config import WandbConfig
-from launcher.trackers import Tracker, choose_mode, named, open_tracker
+from launcher.config import LoggingConfig, WandbConfig
+from launcher.metrics import Metrics
+from launcher.trackers import ConsoleTracker, FileTracker, Several, choose_mode, named, open_trackers
 
 
 class FakeWandb(types.ModuleType):
@@ -57,10 +58,12 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeWandb]:
     yield fake
 
 
-def open_one(folder: Path, warnings: list[str], environ: dict[str, str] | None = None, **config: Any) -> Tracker:
-    return open_tracker(
-        folder, WandbConfig(**config), name="x", config={"a": 1}, environ=environ or {"HOME": str(folder)}, warn=warnings.append
-    )
+def open_one(
+    folder: Path, warnings: list[str], environ: dict[str, str] | None = None, *, board: str = "disabled", step: int = 0, **config: Any
+) -> Several:
+    logging = LoggingConfig.model_validate({"wandb": WandbConfig(**config), "tensorboard": {"mode": board}})
+    environ = environ or {"HOME": str(folder)}
+    return Several(open_trackers(folder, logging, name="x", config={"a": 1}, step=step, environ=environ, warn=warnings.append))
 
 
 def test_ten_steps_reach_wandb_on_one_axis(tmp_path: Path, wandb: FakeWandb) -> None:
@@ -126,7 +129,7 @@ def test_disabled_loads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     warnings: list[str] = []
     tracker = open_one(tmp_path, warnings, mode="disabled")
     tracker.log({"step": 1})
-    assert tracker.finish() and type(tracker) is Tracker and not list(tmp_path.iterdir())
+    assert tracker.finish() and tracker.trackers == [] and not list(tmp_path.iterdir())
 
 
 def test_not_installed_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,3 +153,48 @@ def test_auto(tmp_path: Path) -> None:
 
 def test_names() -> None:
     assert named({"step": 3, "loss": 1.0, "eval/loss": 2.0}) == {"step": 3, "train/loss": 1.0, "eval/loss": 2.0}
+
+
+def test_console_and_file_say_the_same(tmp_path: Path) -> None:
+    """The line that people read has the numbers of metrics.jsonl."""
+    said: list[str] = []
+    metrics = Metrics(tmp_path / "metrics.jsonl")
+    trackers = Several([FileTracker(metrics), ConsoleTracker(said.append, total_steps=100, seconds_left=lambda step: 2.0 * (100 - step))])
+    trackers.log({"step": 7, "loss": 2.5, "grad_norm": 0.25, "lr": 1e-3, "tokens_per_second": 1234.5})
+    trackers.log({"step": 7, "eval/loss": 2.0, "eval/perplexity": 7.389, "eval/bits_per_byte": 1.5})
+    metrics.close()
+    assert said == [
+        "step   7/100 | loss 2.5000 | grad 0.250 | lr 1.00e-03 | 1,234 tok/s | 3 m 06 s left",
+        "step   7/100 | held-out loss 2.0000 | perplexity 7.39 | 1.5000 bits a byte",
+    ]
+    assert metrics.series("loss") == ([7], [2.5]) and metrics.series("eval/loss") == ([7], [2.0])
+
+
+def test_one_tracker_that_fails_leaves_the_others(tmp_path: Path, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B149, for TensorBoard: not installed is one warning, and wandb has every record."""
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    warnings: list[str] = []
+    tracker = open_one(tmp_path, warnings, board="enabled")
+    for step in range(5):
+        tracker.log({"step": step, "loss": 1.0})
+    assert tracker.finish() and len(wandb.logged) == 5
+    assert len(warnings) == 1 and warnings[0].startswith("tensorboard failed")
+
+
+def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None:
+    """Steps that an attempt logged after the checkpoint that the next goes on from are purged; eval/ stands on the same axis (B152)."""
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for step, values in ((0, {1: 5.0, 2: 4.0, 3: 99.0}), (2, {3: 3.0, 4: 2.0})):
+        warnings: list[str] = []
+        tracker = open_one(tmp_path, warnings, board="enabled", mode="disabled", step=step)
+        for at, loss in values.items():
+            tracker.log({"step": at, "loss": loss, "batch_id": "0123"})
+        tracker.log({"step": max(values), "eval/loss": 1.0})
+        assert tracker.finish(timeout_s=60.0) and not warnings
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    assert [(event.step, event.value) for event in found.Scalars("train/loss")] == [(1, 5.0), (2, 4.0), (3, 3.0), (4, 2.0)]
+    assert [event.step for event in found.Scalars("eval/loss")] == [4]
+    assert set(found.Tags()["scalars"]) == {"train/loss", "eval/loss"}
