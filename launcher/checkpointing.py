@@ -13,10 +13,12 @@ import yaml
 from data_pipeline.errors import CheckpointError, ConfigError, Fault
 from launcher.config import RunConfig
 from launcher.faults import Faults
+from launcher.huggingface import huggingface_folder
 from launcher.recorder import Recorder
 from launcher.run_folder import RunFolder
 from megatron_lite.checkpoint.agree import broadcast_json
 from megatron_lite.checkpoint.find import Choice, checkpoint_at, newest_checkpoint, quarantine
+from megatron_lite.checkpoint.huggingface.load import load_huggingface
 from megatron_lite.checkpoint.load import load_into
 from megatron_lite.checkpoint.manifest import RunState
 from megatron_lite.checkpoint.retention import apply_retention
@@ -27,7 +29,8 @@ from megatron_lite.training.engine import Engine
 
 @dataclass(frozen=True)
 class Start:
-    """What a run goes on from. `state` is None for a new run; `weights` is a checkpoint whose weights alone are taken."""
+    """What a run goes on from. `state` is None for a new run; `weights` is a checkpoint, or a Hugging Face folder, whose weights
+    alone are taken."""
 
     path: Path | None = None
     state: RunState | None = None
@@ -71,6 +74,8 @@ def choose_start(folder: RunFolder, config: RunConfig, groups: ProcessGroups) ->
     if wanted.resume not in ("auto", "never"):
         info = _the_checkpoint(Path(wanted.resume), groups, "checkpoint.resume")
         return Start(path=info[0], state=info[1])
+    if (huggingface := huggingface_folder(wanted.init_from)) is not None:
+        return Start(weights=huggingface)
     if wanted.init_from is not None:
         return Start(weights=_the_checkpoint(Path(wanted.init_from), groups, "checkpoint.init_from")[0])
     return Start()
@@ -106,12 +111,15 @@ def saved_config(folder: RunFolder) -> dict[str, Any]:
     return tree if isinstance(tree, dict) else {}
 
 
-def restore(engine: Engine, start: Start, folder: RunFolder, recorder: Recorder) -> None:
+def restore(engine: Engine, start: Start, config: RunConfig, recorder: Recorder) -> None:
     """Load what the run starts from, and clear abandoned later steps out of the way. Collective over the world."""
     path = start.path or start.weights
     if path is None:
         return
-    load_into(path, engine.owned_slices(), engine.groups, weights_only=start.state is None)
+    if path == huggingface_folder(config.checkpoint.init_from):
+        load_huggingface(path, engine.owned_slices(), engine.groups)
+    else:
+        load_into(path, engine.owned_slices(), engine.groups, weights_only=start.state is None)
     engine.refresh()
     if start.state is not None:
         engine.set_optimizer_step(start.state.step)

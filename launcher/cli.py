@@ -101,6 +101,44 @@ def status(run: Run) -> None:
 
 
 @app.command()
+def report(
+    run: Run,
+    to: Annotated[Optional[Path], typer.Option("--to", help="Where to write it; default: in the run folder.")] = None,  # noqa: UP045
+) -> None:
+    """One HTML page of a run: curves, evaluations, attempts, data, events, environment. Also written whenever a run ends."""
+    from launcher.commands.report import report_run
+
+    report_run(run, to=to)
+
+
+@app.command()
+def export(
+    run: Run,
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder to write; it must not exist.", show_default=False)],
+    overrides: Overrides = None,
+    dtype: Annotated[str, typer.Option(help="auto (as it was trained), fp32, bf16 or fp16.")] = "auto",
+    max_file_size: Annotated[str, typer.Option("--max-file-size", help="Larger weights are split into several files.")] = "5GB",
+    force: Annotated[bool, typer.Option("--force", help="Replace the model that is there.")] = False,
+) -> None:
+    """The newest checkpoint as a Hugging Face folder: LlamaForCausalLM, tokenizer, generation config."""
+    from launcher.commands.export import export_run
+
+    export_run(run, overrides or [], to=to, dtype=dtype, max_file_size=max_file_size, force=force)
+
+
+@app.command("import")
+def import_model(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face model folder.", show_default=False)],
+    to: Annotated[Optional[Path], typer.Option("--to", metavar="FILE", help="Default: configs/model/NAME.yaml.")] = None,  # noqa: UP045
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Check a Hugging Face folder, write the model section that fits it, and say how to train on from its weights."""
+    from launcher.commands.import_model import import_model as import_folder
+
+    import_folder(folder, to=to, force=force)
+
+
+@app.command()
 def quickstart(
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", show_default=False)] = Path("quickstart"),
     steps: Annotated[int, typer.Option(min=8, help="Optimizer steps; fewer learn too little.")] = 320,

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
-from data_pipeline.errors import CheckpointError, ConfigError
+from data_pipeline.dataset import Dataset
+from data_pipeline.errors import CheckpointError, ConfigError, DataError
 from launcher.config import RunConfig, cross_faults
 from launcher.distributed import start_device, start_groups
 from launcher.environment import read_environment
 from launcher.saved_config import read_config, run_of
-from megatron_lite.checkpoint.find import checkpoint_at, newest_checkpoint
+from megatron_lite.checkpoint.find import CheckpointInfo, checkpoint_at, newest_checkpoint
 from megatron_lite.checkpoint.load import load_into
 from megatron_lite.checkpoint.manifest import RunState
 from megatron_lite.checkpoint.slices import model_slices
@@ -51,14 +52,28 @@ def open_run(path: Path, overrides: Sequence[str] = ()) -> FinishedRun:
         groups = ProcessGroups.single()
     else:
         groups = start_groups(environment, config.parallel, device=device, timeout_s=config.run.hang_timeout_s)
-    if run is path:
-        choice = newest_checkpoint(run / "checkpoints", groups, allow_fallback=config.checkpoint.allow_fallback)
-        if choice is None:
-            raise CheckpointError(f"{run} has no checkpoint yet: train it, or give a checkpoint folder")
-        info = choice.info
-    else:
-        info = checkpoint_at(path, groups)
+    info = find_checkpoint(path, config, groups)
     dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
     model = build_model(config.model, groups, seed=config.run.seed, device=device, dtype=dtype)
     load_into(info.path, model_slices(model), groups, weights_only=True)
     return FinishedRun(config, info.path, info.state, model.eval(), groups, device)
+
+
+def find_checkpoint(path: Path, config: RunConfig, groups: ProcessGroups) -> CheckpointInfo:
+    """The newest checkpoint of the run folder `path`, or the checkpoint at `path`. Collective. Raises CheckpointError."""
+    if run_of(path) is not path:
+        return checkpoint_at(path, groups)
+    choice = newest_checkpoint(path / "checkpoints", groups, allow_fallback=config.checkpoint.allow_fallback)
+    if choice is None:
+        raise CheckpointError(f"{path} has no checkpoint yet: train it, or give a checkpoint folder")
+    return choice.info
+
+
+def dataset_of(config: RunConfig, state: RunState, checkpoint: Path) -> Dataset:
+    """The run's data, for its tokenizer. Raises DataError where it is another than the checkpoint was trained with."""
+    dataset = Dataset.open(config.data.mixture[0].path)
+    if dataset.tokenizer_hash != state.tokenizer_hash:
+        raise DataError(
+            f"{dataset.path} has another tokenizer than the one that {checkpoint} was trained with: give data.path=DIR of that data"
+        )
+    return dataset

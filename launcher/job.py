@@ -17,7 +17,7 @@ from launcher.checkpointing import Saver, Start, choose_start, restore, saved_co
 from launcher.config import RunConfig
 from launcher.console import show
 from launcher.devices import peak_flops
-from launcher.distributed import find_siblings, make_deterministic, start_device, start_groups
+from launcher.distributed import describe_attention, find_siblings, make_deterministic, start_device, start_groups
 from launcher.environment import Environment
 from launcher.faults import Faults
 from launcher.fit import Fit
@@ -76,7 +76,7 @@ class Job:
         config, timeout_s = self.config, self.config.run.hang_timeout_s
         if config.training.deterministic:
             make_deterministic()
-        self.device = start_device(self.environment)
+        self.device = start_device(self.environment, tf32=config.training.tf32)
         self.groups: ProcessGroups = start_groups(
             self.environment, config.parallel, device=self.device, timeout_s=timeout_s + GROUP_TIMEOUT_EXTRA_S
         )
@@ -133,7 +133,7 @@ class Job:
             deepspeed_overrides=config.deepspeed,
         )
         self.watchdog.beat("loading a checkpoint")
-        restore(engine, start, self.folder, self.recorder)
+        restore(engine, start, config, self.recorder)
         self.watchdog.beat("starting to train")
         Fit(
             config=config,
@@ -230,6 +230,7 @@ class Job:
         recorder.say(
             f"{folder.path}: attempt {folder.attempt} {origin}; {num_parameters(config.model):,} parameters, {layout}, {self.device.type}"
         )
+        recorder.say(describe_attention(config.model, config.training, document_mask=config.data.document_mask, device=self.device))
         if moved:
             recorder.say(f"{moved} lines of metrics after step {start.step} were moved to {folder.events.name}: those steps are done again")
 

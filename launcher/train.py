@@ -22,6 +22,7 @@ from launcher.config import load_config, parse_arguments, with_vocabulary  # noq
 from launcher.console import show  # noqa: E402
 from launcher.environment import Environment, read_environment  # noqa: E402
 from launcher.faults import Faults  # noqa: E402
+from launcher.huggingface import require_fitting_weights  # noqa: E402
 from launcher.process_tree import launcher_chain  # noqa: E402
 from launcher.run_folder import RunFolder  # noqa: E402
 
@@ -42,6 +43,7 @@ def main(argv: list[str]) -> int:
         folder = RunFolder(config.run.folder)
         datasets = [Dataset.open(source.path) for source in config.data.mixture]
         config = with_vocabulary(config, tokenizer_size=datasets[0].vocab_size)
+        require_fitting_weights(config, datasets)
         faults = Faults(os.environ.get("MLITE_FAULT", ""), rank=environment.rank)
         if environment.rank == 0:
             folder.begin(environment)

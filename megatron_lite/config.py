@@ -123,7 +123,9 @@ class TrainingConfig(Section):
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     engine: Literal["deepspeed", "torch"] = "deepspeed"
     compile: bool = False
-    deterministic: bool = False
+    document_kernel: Literal["auto", "varlen", "flex", "blocks"] = "auto"  # what keeps documents apart on GPUs
+    tf32: bool = False  # on GPUs: fp32 matrix products in TF32, with 10 bits of mantissa, some 8 times as fast
+    deterministic: bool = False  # the same bits on every run of a layout, on GPUs too, for some speed
 
     @field_validator("micro_batch_size")
     @classmethod
@@ -191,7 +193,7 @@ class CheckpointConfig(Section):
     keep_every_steps: int | None = Field(None, gt=0)
     resume: str = "auto"  # auto | never | a checkpoint folder that seeds an empty run folder
     allow_fallback: bool = False  # a damaged newest checkpoint: go on from an older good one, and say so
-    init_from: str | None = None  # weights alone, from a run or a checkpoint folder
+    init_from: str | None = None  # weights alone, from a run, a checkpoint folder, or hf:DIR, a folder of transformers' format
 
 
 # ------------------------------------------------------------------------------------------------------- across sections

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from data_pipeline.errors import DataError
-from data_pipeline.loader import Dataset
 from data_pipeline.tokenizer.encode import Encoder
-from launcher.finished import FinishedRun, open_run
+from launcher.finished import dataset_of, open_run
 from launcher.metrics import to_line
 from megatron_lite.inference.generate import generate
 from megatron_lite.inference.sampling import SamplingOptions
@@ -31,7 +29,7 @@ def generate_text(
     """Print each prompt and what follows it; one prompt's text appears as it is made. Prompt n is sampled with seed + n."""
     options = SamplingOptions(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     run = open_run(path, overrides)
-    dataset = _dataset(run)
+    dataset = dataset_of(run.config, run.state, run.checkpoint)
     encoder = Encoder.open(dataset.tokenizer_path)
     speaks = run.groups.rank == 0
     streamed = encoder.stream() if len(prompts) == 1 and not json_lines and speaks else None
@@ -63,13 +61,3 @@ def generate_text(
 def _put(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def _dataset(run: FinishedRun) -> Dataset:
-    """The run's data, for its tokenizer."""
-    dataset = Dataset.open(run.config.data.mixture[0].path)
-    if dataset.tokenizer_hash != run.state.tokenizer_hash:
-        raise DataError(
-            f"{dataset.path} has another tokenizer than the one that {run.checkpoint} was trained with: give data.path=DIR of that data"
-        )
-    return dataset

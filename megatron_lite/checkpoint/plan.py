@@ -36,9 +36,9 @@ class Plan:
     files: list[tuple[FileEntry, dict[int, list[Job]]]]
 
 
-def make_plan(manifest: Manifest, targets: Sequence[LogicalSlice]) -> Plan:
-    """Find the source of every element of the targets; names and shapes agree already."""
-    index = _Index(manifest)
+def make_plan(manifest: Manifest, targets: Sequence[LogicalSlice], *, index: Index | None = None) -> Plan:
+    """Find the source of every element of the targets; names and shapes agree already. `index`: of this manifest, made before."""
+    index = index or Index(manifest)
     needs: dict[int, dict[int, list[Job]]] = {}
     for target in targets:
         wanted = target.block.rectangles(target.first, target.last)
@@ -66,7 +66,7 @@ def _blocks(source: Source, rectangles: list[Rectangle]) -> list[int]:
     return sorted(numbers)
 
 
-class _Index:
+class Index:
     """All stored slices by (name, state), with their bounding rectangles as columns: there may be a million of them."""
 
     def __init__(self, manifest: Manifest) -> None:

@@ -1,0 +1,109 @@
+"""`mlite export`: a run's model as a folder that `transformers`, and what reads its format, loads."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.dataset import Dataset
+from data_pipeline.errors import CheckpointError, ConfigError, Fault
+from data_pipeline.storage import atomic_folder
+from launcher.saved_config import read_config, run_of
+from megatron_lite.checkpoint.huggingface.families import left_behind, to_tree
+from megatron_lite.checkpoint.huggingface.llama import LLAMA
+from megatron_lite.config import ModelConfig
+from megatron_lite.sizes import num_parameters
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def export_run(path: Path, overrides: Sequence[str], *, to: Path, dtype: str, max_file_size: str, force: bool) -> None:
+    """Write the newest checkpoint of a run, or the one at `path`, to the folder `to`. Raises ConfigError for what the
+    architecture can't represent, DataError for another tokenizer's data, CheckpointError where there is no usable checkpoint."""
+    config = read_config(run_of(path), overrides)
+    max_file_bytes = parse_size(max_file_size)
+    faults = [Fault("--dtype", dtype, "auto, fp32, bf16 or fp16")] if dtype not in ("auto", *DTYPES) else []
+    faults += target_faults(to, force=force)
+    if faults:
+        raise ConfigError(faults)
+    dtype = config.training.precision if dtype == "auto" else dtype
+
+    from launcher.finished import dataset_of, find_checkpoint  # load torch
+    from megatron_lite.checkpoint.huggingface.export import export_weights
+    from megatron_lite.checkpoint.manifest import read_manifest
+    from megatron_lite.parallel.groups import ProcessGroups
+
+    info = find_checkpoint(path, config, ProcessGroups.single())
+    model = ModelConfig.model_validate(info.state.model)
+    tree = to_tree(LLAMA, model)
+    dataset = dataset_of(config, info.state, info.path)
+    try:
+        with atomic_folder(to, replace=force) as folder:
+            files = export_weights(
+                info.path, read_manifest(info.path), folder, LLAMA.names(model), dtype=dtype, max_file_bytes=max_file_bytes
+            )
+            write_texts(folder, tree, dataset, model, dtype=dtype)
+    except OSError as error:
+        raise CheckpointError(f"{to} was not written: {error.strerror or error}") from None
+    report(
+        to, model, dataset, files=files, dtype=dtype, source=f"step {info.state.step} of {info.path}", precision=config.training.precision
+    )
+
+
+def target_faults(to: Path, *, force: bool) -> list[Fault]:
+    """What is there already; `--force` takes an export's place, never that of anything else."""
+    if not to.exists() or (to.is_dir() and not any(to.iterdir())):
+        return []
+    is_export = (to / "config.json").is_file() and any(to.glob("*.safetensors"))
+    if not is_export:
+        return [Fault("--to", str(to), "a folder that is not there yet", "something other than a model is there: choose another")]
+    return [] if force else [Fault("--to", str(to), "a folder that is not there yet", "--force replaces the model that is there")]
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `5GB`, `200MB`. Raises ConfigError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(KB|MB|GB)", text.strip().upper())
+    if found is None or float(found[1]) <= 0:
+        raise ConfigError([Fault("--max-file-size", text, "a size such as 5GB or 200MB")])
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def write_texts(folder: Path, tree: dict[str, Any], dataset: Dataset, model: ModelConfig, *, dtype: str) -> None:
+    """config.json, generation_config.json and the tokenizer's files; its tokenizer.json is the dataset's, byte for byte."""
+    begin = dataset.eod_id if dataset.bos_id is None else dataset.bos_id
+    ids = {"bos_token_id": begin, "eos_token_id": dataset.eod_id}
+    name = DTYPES[dtype]
+    write_json(folder / "config.json", {**tree, **ids, "dtype": name, "torch_dtype": name})  # transformers 5, transformers 4
+    # batches are padded with the end; not in config.json, where it would take the end's embedding out of training
+    write_json(folder / "generation_config.json", {**ids, "pad_token_id": dataset.eod_id})
+    facts = dataset.manifest.tokenizer
+    special = {"eos_token": facts["eod_token"], "bos_token": facts.get("bos_token") or facts["eod_token"]}
+    tokenizer = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **special,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": model.max_position_embeddings,
+    }
+    write_json(folder / "tokenizer_config.json", tokenizer)
+    shutil.copyfile(dataset.tokenizer_path, folder / "tokenizer.json")
+
+
+def write_json(path: Path, tree: dict[str, Any]) -> None:
+    path.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def report(to: Path, model: ModelConfig, dataset: Dataset, *, files: list[str], dtype: str, source: str, precision: str) -> None:
+    number = f"{len(files)} files" if len(files) > 1 else "one file"
+    print(f"{to}: {LLAMA.architecture}, {num_parameters(model):,} parameters in {dtype}, {number}, from {source}")
+    if dtype != "fp32":
+        print(f"  weights are rounded to {dtype}; --dtype fp32 keeps the checkpoint's own numbers")
+    for left in left_behind(LLAMA, model):
+        print(f"  {left} is for training only and does not go along")
+    begin = "bos" if dataset.bos_id is not None else "eos"
+    print(f"  every document was trained on from a begin token: put tokenizer.{begin}_token before a prompt, as `mlite generate` does")
+    print(f"  back again: checkpoint.init_from=hf:{to}")

@@ -1,0 +1,69 @@
+"""A run that takes its first weights from a Hugging Face folder: does its config fit them? No torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.errors import ConfigError, Fault
+from data_pipeline.loader import Dataset
+from launcher.config import RunConfig
+from megatron_lite.checkpoint.huggingface.families import differences
+from megatron_lite.checkpoint.huggingface.folder import check_tensors, open_tensors, read_model
+from megatron_lite.config import ModelConfig
+
+PREFIX = "hf:"
+
+
+def huggingface_folder(init_from: str | None) -> Path | None:
+    """The folder of `hf:DIR`; None where init_from is something else."""
+    if init_from is None or not init_from.startswith(PREFIX):
+        return None
+    return Path(init_from.removeprefix(PREFIX)).expanduser()
+
+
+def require_fitting_weights(config: RunConfig, datasets: Iterable[Dataset]) -> None:
+    """Compare a new run's model and tokenizer with the folder that `checkpoint.init_from: hf:DIR` names; a run that has
+    checkpoints no longer needs it. The vocabulary is resolved. Raises ConfigError with every difference, CheckpointError
+    where the folder's files don't hold what they should."""
+    folder = huggingface_folder(config.checkpoint.init_from)
+    if folder is None or config.checkpoint.resume not in ("auto", "never") or _has_checkpoints(config.run.folder / "checkpoints"):
+        return
+    family, theirs = read_model(folder)
+    faults = differences(family, config.model, theirs, where=str(folder / "config.json"))
+    faults += tokenizer_faults(folder, theirs, datasets)
+    if faults:
+        raise ConfigError(faults)
+    check_tensors(folder, open_tensors(folder), family, theirs)
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    return folder.is_dir() and any(re.fullmatch(r"step_\d+", path.name) for path in folder.iterdir())
+
+
+def tokenizer_faults(folder: Path, model: ModelConfig, datasets: Iterable[Dataset]) -> list[Fault]:
+    """Data whose ids mean other tokens than the model's own. A folder without a tokenizer.json can't be compared."""
+    own = folder / "tokenizer.json"
+    if not own.is_file():
+        return []
+    fix = f"build the data with `tokenizer: {{type: pretrained, name_or_path: {folder}}}`"
+    wanted = vocabulary(own)
+    return [
+        Fault("data.path", str(dataset.path), f"data with the tokenizer of {folder}", fix)
+        for dataset in datasets
+        if vocabulary(dataset.tokenizer_path) != wanted
+    ]
+
+
+def vocabulary(path: Path) -> list[Any]:
+    """What every id is and in which order pieces merge: equal for tokenizers that give the same ids, whatever else differs."""
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        model = tree["model"]
+        merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or []]
+        return [model.get("vocab"), merges, {token["content"]: token["id"] for token in tree["added_tokens"]}]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError([Fault("tokenizer.json", str(path), "a tokenizer.json of the `tokenizers` library", str(error))]) from None

@@ -1,0 +1,123 @@
+"""A Hugging Face model folder, opened: its config, and which file holds which tensor. Reads headers only, without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from data_pipeline.errors import CheckpointError, ConfigError, Fault
+from megatron_lite.checkpoint.huggingface.families import Family, from_tree
+from megatron_lite.checkpoint.huggingface.llama import FAMILIES
+from megatron_lite.config import ModelConfig
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_READABLE = ("F32", "BF16", "F16")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor as a file holds it."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def read_model(folder: Path) -> tuple[Family, ModelConfig]:
+    """The architecture and the model section that the folder's config.json asks for. Raises ConfigError for what we can't be."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise ConfigError(
+            [
+                Fault(
+                    "hf:DIR", str(folder), "a folder with a config.json", "download a model first: `hf download OWNER/NAME --local-dir DIR`"
+                )
+            ]
+        )
+    tree = _json(path)
+    return from_tree(FAMILIES, tree, where=str(path))
+
+
+def open_tensors(folder: Path) -> dict[str, Stored]:
+    """Every tensor of the folder by their name. Raises CheckpointError naming a file that is missing, cut off or a pickle."""
+    found: dict[str, Stored] = {}
+    for file, promised in _files(Path(folder)).items():
+        held = _header(file)
+        absent = sorted(promised - held.keys())
+        if absent:
+            raise CheckpointError(f"{file} does not hold {', '.join(absent[:5])}, which {INDEX} says it does: download it again")
+        twice = sorted(held.keys() & found.keys())
+        if twice:
+            raise CheckpointError(f"{twice[0]} stands in {found[twice[0]].file.name} and in {file.name}: {folder} is a mix of two models")
+        found.update(held)
+    return found
+
+
+def check_tensors(folder: Path, stored: Mapping[str, Stored], family: Family, config: ModelConfig) -> None:
+    """Raises CheckpointError naming every tensor that is missing, unexpected, of another shape or of a type that we don't read."""
+    wanted = dict(family.names(config).values())
+    missing = [name for name in wanted if name not in stored]
+    unexpected = [name for name in stored if name not in wanted and not family.is_ignored(name, config)]
+    shared = [name for name in wanted if name in stored]
+    shapes = [
+        f"{name}: {list(stored[name].shape)} instead of {list(wanted[name])}" for name in shared if stored[name].shape != wanted[name]
+    ]
+    dtypes = [f"{name}: {stored[name].dtype}" for name in shared if stored[name].dtype not in _READABLE]
+    faults = [
+        f"{what}: {', '.join(names[:12])}{f' and {len(names) - 12} more' if len(names) > 12 else ''}"
+        for what, names in (
+            ("missing", missing),
+            ("not part of the model", unexpected),
+            ("of another shape than its config.json says", shapes),
+            (f"of a type other than {', '.join(_READABLE)}", dtypes),
+        )
+        if names
+    ]
+    if faults:
+        raise CheckpointError("\n".join([f"{folder} does not hold a {family.architecture} of its config.json:", *faults]))
+
+
+def _files(folder: Path) -> dict[Path, set[str]]:
+    """The safetensors files, each with the tensors that the index promises in it."""
+    if (folder / SINGLE).is_file():
+        return {folder / SINGLE: set()}
+    if not (folder / INDEX).is_file():
+        pickles = sorted(path.name for path in folder.glob("*.bin"))
+        if pickles:
+            raise CheckpointError(
+                f"{folder} has its weights as {pickles[0]}, a pickle, which can run anything: load it with transformers where you trust it, "
+                "and save_pretrained() writes safetensors"
+            )
+        raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}: download it again")
+    weight_map = _json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) and Path(name).name == name for name in weight_map.values()):
+        raise CheckpointError(f"{folder / INDEX} has no weight_map of file names beside it: download it again")
+    files: dict[Path, set[str]] = {}
+    for name, file in weight_map.items():
+        files.setdefault(folder / file, set()).add(name)
+    return files
+
+
+def _header(file: Path) -> dict[str, Stored]:
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
+            return {name: Stored(file, tuple(part.get_shape()), part.get_dtype()) for name, part in parts.items()}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file} can't be read ({error}): it is missing or was cut off; download it again") from None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} can't be read: {error}") from None
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"{path} is no JSON object")
+    return tree
