@@ -15,9 +15,10 @@ help:
 install: $(STAMP)  ## the environment in .venv, the project and its development tools in it
 
 # A torch that the interpreter already has (a cluster's own build) is kept: the environment then sees the system's
-# packages, and the pin on torch is left out.
+# packages, and the pin on torch is left out. Not so from inside a virtual environment, which a second one can't see
+# into: there torch is installed anew, at the version that is tested.
 $(STAMP): pyproject.toml constraints.txt
-	@if $(PYTHON) -c 'import torch' 2>/dev/null; then \
+	@if $(PYTHON) -c 'import sys, torch; sys.exit(sys.prefix != sys.base_prefix)' 2>/dev/null; then \
 	  test -x $(BIN)/python || $(PYTHON) -m venv --system-site-packages $(VENV); \
 	  grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt; \
 	else \

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch.distributed as dist
 
@@ -84,7 +86,13 @@ class ProcessGroups:
 def _make(name: str, rank: int, groups: list[list[int]]) -> Axis:
     mine = Axis(name)
     for ranks in groups:
-        group = dist.new_group(ranks) if len(ranks) > 1 else None
+        group = new_group(ranks) if len(ranks) > 1 else None
         if rank in ranks:
             mine = Axis(name, len(ranks), ranks.index(rank), group, tuple(ranks))
     return mine
+
+
+def new_group(ranks: Sequence[int], **settings: Any) -> dist.ProcessGroup:
+    """torch's own `new_group`, whose declared type differs between versions of torch."""
+    group: Any = dist.new_group(list(ranks), **settings)
+    return cast("dist.ProcessGroup", group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from megatron_lite.parallel.groups import Axis, ProcessGroups
+from megatron_lite.parallel.groups import Axis, ProcessGroups, new_group
 
 
 class ModelParallelUnit:
@@ -14,7 +14,7 @@ class ModelParallelUnit:
         self._axes = {"data": groups.dp, "model": groups.model, "tensor": groups.tp, "pipe": groups.pp}
         alone = None
         if any(axis.group is None for axis in self._axes.values()):  # known to its one member only: nobody else takes part
-            alone = dist.new_group([groups.rank], use_local_synchronization=True)
+            alone = new_group([groups.rank], use_local_synchronization=True)
         self._groups = {name: axis.group or alone for name, axis in self._axes.items()}
         self._alone = alone
 
