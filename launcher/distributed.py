@@ -13,14 +13,21 @@ import torch.distributed as dist
 from launcher.environment import Environment
 from launcher.process_tree import Process, this_process
 from megatron_lite.checkpoint.agree import broadcast_json, gather_json
-from megatron_lite.config import ParallelConfig
+from megatron_lite.config import ModelConfig, ParallelConfig, TrainingConfig
+from megatron_lite.layers.document_kernels import choose_kernel
 from megatron_lite.parallel.grid import RankGrid
 from megatron_lite.parallel.groups import ProcessGroups
 
 
-def start_device(environment: Environment) -> torch.device:
-    """This process's GPU, or the CPU with its share of the cores."""
+def start_device(environment: Environment, *, tf32: bool = False) -> torch.device:
+    """This process's GPU, or the CPU with its share of the cores.
+
+    GPU arithmetic is set here, whatever a container's environment says: fp32 products in fp32, unless `tf32`; the sums of
+    bf16 products in fp32, also where a kernel splits them.
+    """
     if torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         number = environment.local_rank % torch.cuda.device_count()  # a Slurm task may see its own GPU only
         torch.cuda.set_device(number)
         return torch.device("cuda", number)
@@ -59,7 +66,23 @@ def find_siblings(groups: ProcessGroups) -> dict[int, Process]:
     }
 
 
+def describe_attention(model: ModelConfig, training: TrainingConfig, *, document_mask: bool, device: torch.device) -> str:
+    """What computes attention in this run, and why nothing faster does."""
+    if model.attention_dropout > 0:
+        return "attention by its formula in fp32 (attention_dropout drops single probabilities, which no fused kernel does our way)"
+    if not document_mask:
+        return "attention by SDPA"
+    dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+    choice = choose_kernel(training.document_kernel, device=device, dtype=dtype, head_size=model.head_size)
+    return f"attention by SDPA, in rows of several documents by {choice}"
+
+
 def make_deterministic() -> None:
-    """The same bits on every run of the same layout, on GPUs too. Before the first CUDA call."""
+    """The same bits on every run of the same layout, on GPUs too. Before the first CUDA call.
+
+    cuBLAS gets a workspace of fixed size; attention's backward sums in a fixed order; compiled code is chosen without timing
+    candidates. Raises RuntimeError at an operation that has no deterministic form.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     torch.use_deterministic_algorithms(True)

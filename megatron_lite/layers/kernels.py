@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megatron_lite.layers.document_kernels import DocumentKernel
 from megatron_lite.layers.dropout import DropoutPlace, attention_dropout
+
+
+class FusedMask(Protocol):
+    """A mask in the form of a kernel of its own (gpu_attention.py)."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -21,18 +29,32 @@ class AttentionMask:
 
     allowed: Tensor | None = None  # bool [B, 1, S, T]
     pieces: tuple[int, ...] | None = None  # lengths of the document pieces, row after row: causal within each
-    segments: Tensor | None = None  # [B, S], what pieces was made from
+    fused: FusedMask | None = None  # causal within the same pieces, on GPUs
+    segments: Tensor | None = None  # [B, S], what pieces or fused was made from
 
     @classmethod
-    def of_segments(cls, segments: Tensor) -> AttentionMask:
-        """Causal within runs of equal numbers in [B, S]: on CPU piece by piece, which costs what the pieces cost; else as a
-        block mask, since reading the lengths would wait for the device."""
-        if segments.device.type != "cpu":
+    def of_segments(
+        cls, segments: Tensor, *, kernel: DocumentKernel = "pieces", boundaries: Tensor | None = None, longest: int = 0
+    ) -> AttentionMask:
+        """Causal within runs of equal numbers in [B, S], for one of the document kernels.
+
+        `boundaries` int32 [N + 1] are the runs' first tokens in the rows laid end to end, then B * S; `longest` is the
+        longest run. Where they are not given they are read from the device, which waits for it.
+        """
+        if kernel == "blocks":
             return cls(allowed=_blocks(segments))
-        starts = torch.ones_like(segments, dtype=torch.bool)
-        starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
-        places = [*starts.flatten().nonzero()[:, 0].tolist(), segments.numel()]
-        return cls(pieces=tuple(stop - start for start, stop in itertools.pairwise(places)), segments=segments)
+        if kernel == "flex":
+            from megatron_lite.layers.gpu_attention import Flex  # seconds to load
+
+            return cls(fused=Flex.of(segments), segments=segments)
+        if boundaries is None:
+            boundaries = _boundaries(segments)
+            longest = int(boundaries.diff().max())
+        if kernel == "varlen":
+            from megatron_lite.layers.gpu_attention import Varlen
+
+            return cls(fused=Varlen.of(boundaries, longest=longest, length=segments.shape[1]), segments=segments)
+        return cls(pieces=tuple(stop - start for start, stop in itertools.pairwise(boundaries.tolist())), segments=segments)
 
     @classmethod
     def of_positions(cls, queries: Tensor, keys: Tensor) -> AttentionMask:
@@ -68,11 +90,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: AttentionMask, dropout: 
         return _by_hand(q, k, v, mask, dropout)
     if mask.pieces is not None:
         return _by_pieces(q, k, v, mask.pieces)
+    if mask.fused is not None:
+        return mask.fused.attend(q, k, v)
     allowed, num_queries, num_keys = mask.allowed, q.shape[2], k.shape[2]
     causal = allowed is None and num_queries == num_keys
     if allowed is None and 1 < num_queries < num_keys:  # SDPA's own causal flag would align the triangle top-left
         allowed = _causal(num_queries, num_keys, q.device)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    shared = q.shape[1] != k.shape[1]
+    if shared and q.is_cuda and (allowed is not None or q.dtype == torch.float32):
+        # Of the kernels that don't hold all S * T scores only FlashAttention shares heads, and it takes neither of these.
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        shared = False
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal, enable_gqa=shared)
 
 
 @torch.compiler.disable
@@ -99,6 +128,14 @@ def _by_hand(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: Atte
         1, (k.shape[1], -1)
     )
     return torch.matmul(kept, v.float().unsqueeze(2)).flatten(1, 2).to(q.dtype)
+
+
+def _boundaries(segments: Tensor) -> Tensor:
+    """int32 [N + 1]: where runs of equal numbers start in the rows [B, S] laid end to end, then B * S."""
+    starts = torch.ones_like(segments, dtype=torch.bool)
+    starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    places = starts.flatten().nonzero()[:, 0]
+    return torch.cat([places, places.new_full((1,), segments.numel())]).to(torch.int32)
 
 
 def _blocks(segments: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from megatron_lite.config import ModelConfig
+from megatron_lite.layers.document_kernels import AskedKernel
 from megatron_lite.models.decoder import Checkpointing, Decoder
 from megatron_lite.models.init import materialise as materialise_model
 from megatron_lite.parallel.groups import ProcessGroups
@@ -18,11 +19,12 @@ def build_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     checkpointing: Checkpointing = "none",
+    document_kernel: AskedKernel = "auto",
     materialise: bool = True,
 ) -> Decoder:
     """This rank's part of the model with its initial weights; without `materialise` it stays on the meta device."""
     with torch.device("meta"):
-        model = Decoder(config, groups, checkpointing=checkpointing)
+        model = Decoder(config, groups, checkpointing=checkpointing, document_kernel=document_kernel)
     if materialise:
         materialise_model(model, config, seed=seed, device=device, dtype=dtype)
     return model

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from megatron_lite.config import ModelConfig
 from megatron_lite.layers.context import ForwardContext, KeyValueStore
 from megatron_lite.layers.cross_entropy import IGNORED
+from megatron_lite.layers.document_kernels import AskedKernel, choose_kernel
 from megatron_lite.layers.dropout import EMBEDDING, DropoutPlace, dropout
 from megatron_lite.layers.embedding import HeadOutput, LMHead, VocabEmbedding
 from megatron_lite.layers.kernels import AttentionMask
@@ -28,9 +29,11 @@ Checkpointing = Literal["none", "selective", "full"]
 class Decoder(nn.Module):
     """Embedding, blocks, norm and head. Whether dropout is on is said by a forward's key, never by train() or eval()."""
 
-    def __init__(self, config: ModelConfig, groups: ProcessGroups, *, checkpointing: Checkpointing = "none") -> None:
+    def __init__(
+        self, config: ModelConfig, groups: ProcessGroups, *, checkpointing: Checkpointing = "none", document_kernel: AskedKernel = "auto"
+    ) -> None:
         super().__init__()
-        self.config, self.groups, self.checkpointing = config, groups, checkpointing
+        self.config, self.groups, self.checkpointing, self.document_kernel = config, groups, checkpointing, document_kernel
         vocabulary, size = config.vocabulary, config.hidden_size
         self.embedding = VocabEmbedding(vocabulary, size, groups, name="embedding.weight")
         self.layers = nn.ModuleList(
@@ -83,7 +86,7 @@ class Decoder(nn.Module):
             assert batch.segments is None, "decoding takes one document a row"
             mask = AttentionMask.of_positions(batch.positions, store.extend_positions(batch.positions))
         else:
-            mask = AttentionMask() if batch.segments is None else AttentionMask.of_segments(batch.segments)
+            mask = self._document_mask(batch)
         samples = sample_keys(key, batch.samples) if key is not None else None
         first = self.groups.tp.rank * (batch.length // self.groups.tp.size) if split else 0
         return ForwardContext(
@@ -94,3 +97,10 @@ class Decoder(nn.Module):
             attention_dropout=DropoutPlace(samples) if samples is not None else None,
             store=store,
         )
+
+    def _document_mask(self, batch: Batch) -> AttentionMask:
+        if batch.segments is None:
+            return AttentionMask()
+        weight = self.embedding.weight
+        choice = choose_kernel(self.document_kernel, device=batch.segments.device, dtype=weight.dtype, head_size=self.config.head_size)
+        return AttentionMask.of_segments(batch.segments, kernel=choice.name, boundaries=batch.boundaries, longest=batch.longest)

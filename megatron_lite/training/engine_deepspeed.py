@@ -56,7 +56,13 @@ class DeepSpeedEngine:
         config = deepspeed_config(training, optimizer, parallel, dp=groups.dp.size, overrides=overrides)
         mpu = ModelParallelUnit(groups)
         self._model = build_model(
-            model, groups, checkpointing=training.activation_checkpointing, seed=seed, device=device, materialise=False
+            model,
+            groups,
+            seed=seed,
+            device=device,
+            checkpointing=training.activation_checkpointing,
+            document_kernel=training.document_kernel,
+            materialise=False,
         )
         dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
         partition = _partitioner(deepspeed, config, mpu) if self._stage == 3 else None

@@ -39,7 +39,15 @@ class TorchEngine:
         self._groups, self._max_norm = groups, optimizer.max_grad_norm
         self._bf16 = training.precision == "bf16"
         dtype = torch.bfloat16 if self._bf16 else torch.float32
-        self._model = build_model(model, groups, checkpointing=training.activation_checkpointing, seed=seed, device=device, dtype=dtype)
+        self._model = build_model(
+            model,
+            groups,
+            seed=seed,
+            device=device,
+            dtype=dtype,
+            checkpointing=training.activation_checkpointing,
+            document_kernel=training.document_kernel,
+        )
         if training.compile:
             for layer in self._model.layers:
                 layer.compile()
