@@ -19,7 +19,7 @@ from megatron_lite.checkpoint.plan import Index, make_plan
 from megatron_lite.checkpoint.slices import Block, LogicalSlice
 
 DTYPES = {"fp32": (torch.float32, "F32"), "bf16": (torch.bfloat16, "BF16"), "fp16": (torch.float16, "F16")}
-CHUNK_ELEMENTS = 1 << 24  # 64 MiB of fp32 at once
+CHUNK_ELEMENTS = 1 << 23  # 32 MiB of fp32 at once
 
 
 @dataclass(frozen=True)
