@@ -50,6 +50,27 @@ def train(
     raise typer.Exit(train_here([*(["--config", config] if config else []), *(words or [])], processes=processes))
 
 
+@app.command()
+def plan(
+    words: Words = None,
+    config: ConfigOption = None,
+    world: Annotated[int, typer.Option("--world", min=0, help="Ranks of the job; 0: what `mlite train` would start here.")] = 0,
+    memory: Annotated[
+        Optional[str], typer.Option("--memory", help="What a rank may use, such as 80GiB; else what this machine has.")
+    ] = None,  # noqa: UP045
+    rate: Annotated[
+        Optional[float], typer.Option("--rate", min=1e-9, help="Tokens per second of the whole job; else the run's own.")
+    ] = None,  # noqa: UP045
+    device: Annotated[Optional[str], typer.Option("--device", help="cpu or cuda; else what this machine has.")] = None,  # noqa: UP045
+    json_lines: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Before launch: memory by part, FLOPs, tokens a day, checkpoint size; refuses what can't fit and says what would."""
+    from launcher.commands.plan import plan_config
+
+    arguments = [*(["--config", config] if config else []), *(words or [])]
+    plan_config(arguments, world=world, memory=memory, rate=rate, device=device, as_json=json_lines)
+
+
 @app.command("eval")
 def evaluate(run: Run, overrides: Overrides = None) -> None:
     """Held-out loss, perplexity and bits per byte of the newest checkpoint, as JSON; data.path=DIR scores another dataset."""
@@ -90,6 +111,18 @@ def generate(
         seed=seed,
         json_lines=json_lines,
     )
+
+
+@app.command()
+def submit(
+    words: Words = None,
+    config: ConfigOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, and say what Slurm would be asked for.")] = False,
+) -> None:
+    """Check a run on a cluster's login node and queue it by submitit; requeued until it is done."""
+    from launcher.commands.submit import submit_run
+
+    raise typer.Exit(submit_run([*(["--config", config] if config else []), *(words or [])], dry_run=dry_run))
 
 
 @app.command()
