@@ -192,5 +192,6 @@ class Saver:
             deleted = apply_retention(
                 self._folder.checkpoints, keep_last=wanted.keep_last, keep_every_steps=wanted.keep_every_steps, protect=path
             )
-            recorder.event("saved", step=step, seconds=round(time.monotonic() - began, 2), deleted=[old.name for old in deleted])
-            self._folder.write_status("running", step=step, checkpoint=step)
+            seconds = round(time.monotonic() - began, 2)
+            recorder.event("saved", step=step, seconds=seconds, deleted=[old.name for old in deleted])
+            self._folder.write_status("running", step=step, checkpoint=step, save_s=seconds)  # by which a job stops in time

@@ -47,7 +47,8 @@ def read_environment(environ: Mapping[str, str]) -> Environment:
         )
     elif "SLURM_STEP_ID" in environ and _number(environ, "SLURM_STEP_NUM_TASKS", default=1) > 1:
         nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "127.0.0.1"
-        port = 15000 + (_number(environ, "SLURM_JOB_ID", default=0) * 7 + _number(environ, "SLURM_STEP_ID")) % 20000
+        _require_first_node(environ, first_node(nodes))
+        port = 15000 + (_number(environ, "SLURM_JOB_ID", default=0) * 7 + _number(environ, "SLURM_STEP_ID")) % 17768  # to 32767
         found = Environment(
             rank=_number(environ, "SLURM_PROCID"),
             local_rank=_number(environ, "SLURM_LOCALID", default=0),
@@ -65,20 +66,37 @@ def read_environment(environ: Mapping[str, str]) -> Environment:
 
 
 def first_node(nodelist: str) -> str:
-    """The first host of a Slurm node list such as `gpu[003-010,12],login1`."""
-    match = re.match(r"([^,\[\]]+)(?:\[([0-9]+)[^\]]*\]([^,]*))?", nodelist)
-    assert match is not None, nodelist
-    prefix, number, suffix = match.groups()
-    return f"{prefix}{number or ''}{suffix or ''}"
+    """The first host of a Slurm node list, in the order given: `gpu003` of `gpu[003-010,12],login1`, `a1b1` of `a[1-2]b[1-2],c`."""
+    end, depth = len(nodelist), 0
+    for place, letter in enumerate(nodelist):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            end = place
+            break
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", nodelist[:end])
 
 
-def _tasks_on_node(tasks: str, node: int) -> int:
-    """`4(x2),3` counts 4, 4 and 3 tasks on nodes 0, 1 and 2."""
+def task_counts(tasks: str) -> list[int]:
+    """`4(x2),3` is 4, 4 and 3 tasks on nodes 0, 1 and 2."""
     counts: list[int] = []
     for part in tasks.split(","):
         count, _, times = part.partition("(x")
         counts += [int(count)] * (int(times.rstrip(")")) if times else 1)
+    return counts
+
+
+def _tasks_on_node(tasks: str, node: int) -> int:
+    counts = task_counts(tasks)
     return counts[min(node, len(counts) - 1)]
+
+
+def _require_first_node(environ: Mapping[str, str], master: str) -> None:
+    """The first rank listens where all others look for it, unless somebody chose an address."""
+    here = environ.get("SLURMD_NODENAME")
+    if environ.get("SLURM_PROCID") == "0" and "MASTER_ADDR" not in environ and here and here != master:
+        raise ConfigError(
+            [Fault("SLURM_STEP_NODELIST", master, f"the first rank's node, {here}, to come first", f"export MASTER_ADDR={here}")]
+        )
 
 
 def _number(environ: Mapping[str, str], name: str, *, default: int | None = None) -> int:

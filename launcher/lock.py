@@ -76,6 +76,13 @@ class RunLock:
         """Whether a holder, on whatever host, has touched it within STALE_AFTER_S by this host's clock."""
         return self.path.exists() and self.path.stat().st_size > 0 and time.time() - self.path.stat().st_mtime < STALE_AFTER_S
 
+    def holder(self) -> dict[str, Any]:
+        """What the file says about who has it, or had it last: host, pid, job, since."""
+        try:
+            return _parse(self.path.read_bytes())
+        except OSError:
+            return {}
+
     @staticmethod
     def _flock(descriptor: int) -> bool:
         try:
@@ -115,8 +122,12 @@ class RunLock:
 
 
 def _read(descriptor: int) -> dict[str, Any]:
+    return _parse(os.pread(descriptor, 4096, 0))
+
+
+def _parse(text: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(os.pread(descriptor, 4096, 0) or b"{}")
+        value = json.loads(text or b"{}")
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -1,0 +1,185 @@
+"""One attempt inside a job: start the ranks by srun, hand signals on, watch the time limit, wait, and see that the chain goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+from data_pipeline.errors import ConfigError, RunInUseError
+from data_pipeline.loader import Dataset
+from launcher.config import RunConfig
+from launcher.console import show
+from launcher.run_folder import RunFolder, read_json
+from launcher.slurm.allocation import Allocation, held_port, limit_s, read_allocation, seconds_left, show_job
+from launcher.slurm.chain import Attempt, Decision, decide, lead_s, newest_checkpoint, stuck
+from launcher.slurm.check import sizes_that_would_do
+from launcher.slurm.cluster import ClusterConfig, container_flags, rank_command, shown
+from launcher.slurm.submission import ROOT, Submission, folders_of
+from launcher.slurm.submit import queue
+
+POLL_S = 0.2
+LOOK_EVERY_S = 10.0  # at the measured time to save, against the time limit
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "GROUP_RANK")  # of launchers around the submission
+
+
+class StopSignal:
+    """A request to stop that came to the job's own process."""
+
+    def __init__(self, *, already: bool) -> None:
+        self.asked = already
+        for number in SIGNALS:
+            signal.signal(number, self._hear)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+
+def run_attempt(submission: Submission, environ: Mapping[str, str]) -> Decision:
+    """Train until the run ends or must stop, then requeue, or queue the next job, or neither. Raises ConfigError where the layout
+    does not fit what Slurm gave, and DataError: both end the chain."""
+    stop = StopSignal(already=bool(environ.get("MLITE_STOPPED_EARLY")))
+    allocation, cluster = read_allocation(environ), submission.cluster()
+    config = _config_for(submission, allocation)
+    for source in config.data.mixture:
+        Dataset.open(source.path)
+    folder, job = RunFolder(config.run.folder), show_job(allocation.job_id)
+    checkpoint = newest_checkpoint(folder.checkpoints)
+    before = submission.chain.attempts()
+    if stuck(before, checkpoint):
+        return Decision("end", 1, f"{len(before)} attempts, and the last ones brought no new checkpoint: not started again")
+    submission.chain.add(Attempt(allocation.job_id, allocation.restart, checkpoint, allocation.nodes, allocation.world))
+    attempt_before = folder.status().get("attempt", 0)
+    show(f"job {allocation.job_id}, start {allocation.restart + 1}: {allocation.world} ranks on {allocation.nodes} nodes, {folder.path}")
+    srun_code = 0 if stop.asked else _train(submission, config, cluster, allocation, folder, job=job, stop=stop, environ=environ)
+    status = folder.status()
+    is_new = status.get("attempt", 0) > attempt_before
+    if not is_new and folder.lock.touched_lately() and folder.lock.holder().get("job") not in (None, allocation.job_id):
+        srun_code = RunInUseError.exit_code  # which srun's own code need not show: it ends the other ranks by a signal
+    job = show_job(allocation.job_id)
+    decision = decide(
+        status,
+        is_new=is_new,
+        srun_code=srun_code,
+        attempts=submission.chain.attempts(),
+        checkpoint=newest_checkpoint(folder.checkpoints),
+        job_state=job.get("JobState", ""),
+    )
+    _show_failure(folder, since=attempt_before)
+    return _go_on(decision, submission, allocation, job) if decision.action == "again" else decision
+
+
+def _config_for(submission: Submission, allocation: Allocation) -> RunConfig:
+    try:
+        return submission.load(world_size=allocation.world)
+    except ConfigError as error:
+        ranks = allocation.ranks[0]
+        if len(set(allocation.ranks)) > 1:
+            raise
+        config = submission.load(world_size=None)
+        fits = sizes_that_would_do(config, ranks_per_node=ranks, near=allocation.nodes)
+        would = f"nodes that would do, with {ranks} ranks each: {', '.join(map(str, fits))}" if fits else "no number of such nodes would do"
+        raise ConfigError(f"on {allocation.nodes} nodes x {ranks} ranks: {error}\n{would}") from None
+
+
+def _train(
+    submission: Submission,
+    config: RunConfig,
+    cluster: ClusterConfig,
+    allocation: Allocation,
+    folder: RunFolder,
+    *,
+    job: Mapping[str, str],
+    stop: StopSignal,
+    environ: Mapping[str, str],
+) -> int:
+    """Start the ranks and wait for them; srun's exit code."""
+    with held_port(environ, start=int(allocation.job_id)) as port:
+        environment = {name: value for name, value in environ.items() if name not in FOREIGN}
+        environment["MASTER_PORT"] = str(port)
+        if allocation.cpus_per_rank:
+            environment.setdefault("OMP_NUM_THREADS", str(allocation.cpus_per_rank))
+        command = srun_command(submission, config, cluster, allocation)
+        print(shown(command), flush=True)
+        step = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+        limit, told, looked = limit_s(job), False, time.monotonic()
+        while step.poll() is None:
+            if limit is not None and not stop.asked and time.monotonic() - looked > LOOK_EVERY_S:
+                looked, stop.asked = time.monotonic(), _time_is_up(folder, allocation.job_id, job, limit=limit)
+            if stop.asked and not told:
+                told = True
+                step.send_signal(signal.SIGUSR1)  # srun hands it to every rank
+            time.sleep(POLL_S)
+        return step.returncode if step.returncode >= 0 else 128 - step.returncode
+
+
+def srun_command(submission: Submission, config: RunConfig, cluster: ClusterConfig, allocation: Allocation) -> list[str]:
+    """`srun ... python launcher/train.py CONFIG`: one rank that fails ends all; every line says whose it is."""
+    folders = folders_of(config)
+    ranks = rank_command(
+        cluster,
+        python=sys.executable,
+        script=ROOT / "launcher" / "train.py",
+        arguments=["--config", str(submission.config)],
+        folders=folders,
+    )
+    flags = ["--kill-on-bad-exit=1", "--unbuffered", "--label", *container_flags(cluster, folders=folders), *cluster.srun_args]
+    return ["srun", *allocation.srun_flags, *flags, *ranks]
+
+
+def _time_is_up(folder: RunFolder, job_id: str, job: Mapping[str, str], *, limit: float) -> bool:
+    """Whether the run must begin to stop. The limit may have been raised since the job began, so Slurm is asked again first."""
+    lead = lead_s(folder.status(), step_s=_step_s(folder.metrics), limit_s=limit)
+    left = seconds_left(job, now=time.time())
+    if left is None or left > lead:
+        return False
+    left = seconds_left(show_job(job_id) or job, now=time.time())
+    if left is None or left > lead:
+        return False
+    show(f"{left:.0f} s before the time limit: stopping (a save takes {folder.status().get('save_s', 'an unknown number of')} s)")
+    return True
+
+
+def _step_s(metrics: Path) -> float:
+    """Seconds a step, from the last line of metrics.jsonl."""
+    try:
+        with open(metrics, "rb") as file:
+            file.seek(max(0, metrics.stat().st_size - 4096))
+            records = [json.loads(line) for line in file.read().splitlines()[1:] if line.startswith(b"{") and line.endswith(b"}")]
+    except (OSError, ValueError):
+        return 0.0
+    return next((float(record["step_time_s"]) for record in reversed(records) if "step_time_s" in record), 0.0)
+
+
+def _show_failure(folder: RunFolder, *, since: int) -> None:
+    """The first failing rank's own words, last in the job's output."""
+    folder.attempt = folder.status().get("attempt", 0)
+    failure = read_json(folder.attempt_folder / "failed.json") if folder.attempt > since else {}
+    if failure:
+        show(f"\nthe first to fail was rank {failure.get('rank')}: {failure.get('message')}\n{failure.get('details', '')}", error=True)
+        show(f"its log: {folder.log_file(int(failure.get('rank', 0)))}", error=True)
+
+
+def _go_on(decision: Decision, submission: Submission, allocation: Allocation, job: Mapping[str, str]) -> Decision:
+    """Requeue this job; where Slurm refuses, queue a next one that waits for this one's end."""
+    if job.get("BatchFlag", "1") != "1":
+        return Decision("end", 75, f"{decision.why}; no batch job, so nothing starts it again: start the same command to go on")
+    show(f"{decision.why}: to be started again")
+    if job.get("Requeue", "1") == "1":
+        sys.stdout.flush()
+        answer = subprocess.run(["scontrol", "requeue", allocation.job_id], capture_output=True, text=True)
+        if answer.returncode == 0:
+            time.sleep(30)  # Slurm ends this process
+            return Decision("leave", 75, "requeued")
+        show(f"Slurm does not requeue this job ({answer.stderr.strip()}); the next one waits for its end")
+    try:
+        following = queue(submission, after=allocation.job_id)
+    except ConfigError as error:
+        return Decision("end", 75, f"{decision.why}; {error}")
+    return Decision("leave", 0, f"{decision.why}; job {following} goes on")
