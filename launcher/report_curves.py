@@ -104,7 +104,8 @@ def chart(title: str, curves: Sequence[Curve], *, x_label: str, marks: Sequence[
         return ""
     x_axis = Axis(*span([x for _, points in drawn for x, _ in points], room=0.0), LEFT, WIDTH - RIGHT)
     ys = [y for _, points in drawn for _, y in points]
-    kept = [y for y in ys if y <= _ceiling(ys)] if cut else ys
+    ceiling = _ceiling(ys) if cut else math.inf
+    kept = [y for y in ys if y <= ceiling]
     y_axis = Axis(*span(kept, room=0.05), HEIGHT - BOTTOM, TOP)
     parts = [*_grid(x_axis, y_axis, x_label)]
     for x, hint in marks:
