@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, tee
-from typing import Literal
 
 import numpy as np
 import torch
@@ -16,8 +15,6 @@ from megatron_lite.checkpoint.agree import gather_bytes
 from megatron_lite.models.batch import Batch
 from megatron_lite.parallel.groups import Axis
 
-# Tokens a forward pass where the micro batch is `auto`: enough to fill the device, few enough to fit beside the model.
-AUTO_TOKENS = {"cpu": 4096, "cuda": 16384}
 PREFETCHED = 2
 
 
@@ -86,11 +83,3 @@ def gather_batch_id(digests: Sequence[bytes], dp: Axis) -> str:
     parts = gather_bytes(b"".join(digests), dp)
     joined = b"".join(parts)
     return batch_id([joined[at : at + 32] for at in range(0, len(joined), 32)]) if parts else ""
-
-
-def resolve_micro_batch(size: int | Literal["auto"], *, global_batch_size: int, dp: int, sequence_length: int, device_type: str) -> int:
-    """Sequences a forward pass: as asked, else the largest divisor of this rank's share within AUTO_TOKENS, at least 1."""
-    if isinstance(size, int):
-        return size
-    share, most = global_batch_size // dp, max(1, AUTO_TOKENS[device_type] // sequence_length)
-    return max(divisor for divisor in range(1, min(share, most) + 1) if share % divisor == 0)

@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from data_pipeline.errors import StopRequested
 from data_pipeline.loader import Dataset, Phase, RowSource
-from launcher.batches import resolve_micro_batch
 from launcher.checkpointing import Saver, Start, choose_start, restore, saved_config
 from launcher.config import RunConfig
 from launcher.console import show
@@ -21,6 +20,7 @@ from launcher.distributed import describe_attention, find_siblings, make_determi
 from launcher.environment import Environment
 from launcher.faults import Faults
 from launcher.fit import Fit
+from launcher.micro_batch import resolve_micro_batch
 from launcher.process_tree import Link
 from launcher.recorder import Rates, Recorder
 from launcher.resume_policy import identity, next_phases, recorded_changes, require_same_run

@@ -19,6 +19,32 @@ def num_matrix_parameters(config: ModelConfig) -> int:
     return config.num_hidden_layers * (attention + 3 * size * config.intermediate_size) + config.vocabulary * size
 
 
+def vocabulary_rows(config: ModelConfig, tp: int) -> int:
+    """Rows of the embedding and the head on one rank, padding included."""
+    return -(-config.vocabulary // tp)
+
+
+def num_local_parameters(config: ModelConfig, tp: int) -> int:
+    """Elements that each tp rank holds of a model cut over tp, the vocabulary's padding included."""
+    size = config.hidden_size
+    norms = (2 * config.num_hidden_layers + 1) * size
+    vocabularies = (1 if config.tie_word_embeddings else 2) * vocabulary_rows(config, tp) * size
+    layers = num_matrix_parameters(config) - config.vocabulary * size
+    assert layers % tp == 0, (layers, tp)
+    return layers // tp + norms + vocabularies
+
+
+def largest_local_parameter(config: ModelConfig, tp: int) -> int:
+    """Elements of the largest parameter of a rank."""
+    size, heads = config.hidden_size, config.num_attention_heads + 2 * config.kv_heads
+    return max(vocabulary_rows(config, tp) * size, 2 * config.intermediate_size // tp * size, heads * config.head_size // tp * size)
+
+
+def checkpoint_bytes(config: ModelConfig) -> int:
+    """Bytes of tensors in a checkpoint: the fp32 master and Adam's two moments of every logical parameter, on any layout."""
+    return 12 * num_parameters(config)
+
+
 def flops_per_token(config: ModelConfig, sequence_length: int) -> float:
     """FLOPs of forward and backward for a token: 6 * N_matrix + 12 * layers * H * E * S (Chowdhery et al. 2022, appendix B).
 

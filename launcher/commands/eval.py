@@ -9,10 +9,10 @@ import torch
 
 from data_pipeline.errors import DataError
 from data_pipeline.loader import Dataset, RowSource
-from launcher.batches import resolve_micro_batch
 from launcher.evaluation.heldout import evaluate
 from launcher.finished import FinishedRun, open_run
 from launcher.metrics import to_line
+from launcher.micro_batch import resolve_micro_batch
 
 
 def evaluate_run(path: Path, overrides: Sequence[str]) -> None:

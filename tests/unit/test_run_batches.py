@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from data_pipeline.loader import RowSource, batch_id, row_digest
-from launcher.batches import AUTO_TOKENS, Batches, gather_batch_id, resolve_micro_batch
+from launcher.batches import Batches, gather_batch_id
+from launcher.micro_batch import AUTO_TOKENS, resolve_micro_batch
 from megatron_lite.parallel.groups import Axis
 from tests.data_fixtures import tiny_dataset
 

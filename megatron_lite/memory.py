@@ -1,0 +1,287 @@
+"""Bytes of memory on one rank, as pure functions of the config: what stands there always, and what a step adds.
+
+Three moments can be the peak: the loss, when all activations are held and the logits are there (`loss`); the first layer's
+backward, when all gradients are (`backward`); the optimizer's update (`update`). What DeepSpeed 0.19 allocates was measured by
+listing live storages; what autograd keeps is listed here by layer and held by a test that compares it with autograd's own
+list. Not counted: Python, its libraries and the device's context (`runtime_bytes` is what is loaded late), and what an
+allocator keeps beyond what was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from megatron_lite.config import ModelConfig, ParallelConfig, TrainingConfig
+from megatron_lite.sizes import largest_local_parameter, num_local_parameters, vocabulary_rows
+
+FP32 = 4
+PARTS = ("weights", "gradients", "accumulators", "optimizer", "activations", "logits", "gathered", "buffers", "runtime")
+MOMENTS = ("loss", "backward", "update")
+
+_CHUNK_LOGITS = 1 << 23  # as in layers/cross_entropy.py
+_MIN_CHUNK_TOKENS = 64
+_RUNTIME_BYTES = {"torch": 16 << 20, "deepspeed": 64 << 20}  # code and work space that the first step of an engine loads on CPU
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """DeepSpeed's buffers, in elements."""
+
+    reduce: int = 1 << 24
+    stage3_live: int = 1_000_000_000  # parameters that stay gathered between their uses
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes by moment of a step and by part; every rank of the layout needs the same, to within the padding."""
+
+    moments: dict[str, dict[str, int]]
+
+    def total(self, moment: str) -> int:
+        return sum(self.moments[moment].values())
+
+    @property
+    def peak_moment(self) -> str:
+        return max(self.moments, key=self.total)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.total(self.peak_moment)
+
+    @property
+    def state_bytes(self) -> int:
+        """What the parameters cost at the peak: all but activations, logits and what is loaded late."""
+        return sum(self.moments[self.peak_moment][part] for part in ("weights", "gradients", "accumulators", "optimizer"))
+
+
+@dataclass(frozen=True)
+class RankShape:
+    """Sizes that one rank works with: local heads and widths, tokens of a micro-batch, bytes of an element."""
+
+    model: ModelConfig
+    tp: int
+    split: int  # activations outside the tp regions are split over so many ranks
+    itemsize: int
+    micro_batch_size: int
+    sequence_length: int
+    pieces: bool = False  # attention goes document by document
+
+    @property
+    def tokens(self) -> int:
+        return self.micro_batch_size * self.sequence_length
+
+    @property
+    def heads(self) -> int:
+        return self.model.num_attention_heads // self.tp
+
+    @property
+    def kv_heads(self) -> int:
+        return max(self.model.kv_heads // self.tp, 1)
+
+    @property
+    def feed_forward(self) -> int:
+        return self.model.intermediate_size // self.tp
+
+
+def rank_shape(
+    model: ModelConfig, training: TrainingConfig, parallel: ParallelConfig, *, micro_batch_size: int, pieces: bool = False
+) -> RankShape:
+    return RankShape(
+        model=model,
+        tp=parallel.tp,
+        split=parallel.tp if parallel.sequence_parallel else 1,
+        itemsize=2 if training.precision == "bf16" else FP32,
+        micro_batch_size=micro_batch_size,
+        sequence_length=training.sequence_length,
+        pieces=pieces,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- activations
+
+
+def saved_by_core(shape: RankShape) -> dict[str, int]:
+    """Bytes that autograd keeps of one layer's attention proper, beside its input (qkv) and output: what `selective` recomputes."""
+    item, head, heads, kv = shape.itemsize, shape.model.head_size, shape.heads, shape.kv_heads
+    if shape.model.attention_dropout == 0:
+        return {
+            "outputs by document": shape.tokens * item * heads * head if shape.pieces else 0,
+            "rotated q and k": shape.tokens * item * (heads + kv) * head,
+            "log-sum-exp": shape.tokens * FP32 * heads,
+        }
+    pairs = shape.tokens * shape.sequence_length * heads  # written out in fp32, keys and values repeated for their queries
+    return {
+        "q, k and v in fp32": 3 * shape.tokens * FP32 * heads * head,
+        "probabilities": FP32 * pairs,
+        "dropped probabilities": FP32 * pairs,
+        "dropout mask": pairs,
+        "causal mask": shape.sequence_length**2,
+    }
+
+
+def saved_by_norm(shape: RankShape) -> dict[str, int]:
+    """Bytes for one norm: its input and the normalised in fp32, 1/rms, and its output, which the matrix after it keeps."""
+    tokens, size = shape.tokens, shape.model.hidden_size
+    return {
+        "norm's input": tokens // shape.split * FP32 * size,
+        "normalised": tokens // shape.split * FP32 * size,
+        "1/rms": tokens // shape.split * FP32,
+        "norm's output": tokens * shape.itemsize * size,
+    }
+
+
+def saved_by_layer(shape: RankShape, checkpointing: str) -> dict[str, int]:
+    """Bytes that autograd keeps of one layer of one micro-batch."""
+    item, head, size, tokens = shape.itemsize, shape.model.head_size, shape.model.hidden_size, shape.tokens
+    if checkpointing == "full":
+        return {"layer's input": tokens // shape.split * item * size}
+    norms = {f"{which} {name}": count for which in ("attention", "mlp") for name, count in saved_by_norm(shape).items()}
+    core = saved_by_core(shape) if checkpointing == "none" else {}
+    written_out = shape.model.attention_dropout > 0 and checkpointing == "none"
+    saved = {
+        **norms,
+        **core,
+        "qkv": 0 if written_out else tokens * item * (shape.heads + 2 * shape.kv_heads) * head,  # v is a view of it
+        "attention's output": tokens * item * shape.heads * head,
+        "gate and up": tokens * item * 2 * shape.feed_forward,
+        "silu(gate)": tokens * item * shape.feed_forward,
+        "silu(gate) * up": tokens * item * shape.feed_forward,
+    }
+    if shape.tp > shape.model.kv_heads:
+        saved["qkv weight, gathered"] = item * (shape.heads + 2) * head * size
+    if shape.model.hidden_dropout > 0:
+        saved["dropout masks"] = 2 * tokens // shape.split * size
+    return saved
+
+
+def saved_outside_layers(shape: RankShape) -> dict[str, int]:
+    """Bytes kept once a micro-batch: ids, rotation, the final norm, whose output the loss doesn't keep."""
+    tokens, size = shape.tokens, shape.model.hidden_size
+    norm = saved_by_norm(shape)
+    del norm["norm's output"]
+    saved = {
+        "token ids": tokens * 8,
+        "rotation": tokens * FP32 * shape.model.head_size,
+        **{f"final {name}": count for name, count in norm.items()},
+    }
+    if shape.model.hidden_dropout > 0:
+        saved["dropout mask"] = tokens // shape.split * size
+    return saved
+
+
+def backward_of_layer(shape: RankShape) -> int:
+    """Bytes of gradients in flight while one layer's backward runs, beyond the activations that it gives back as it goes."""
+    item, size, tokens = shape.itemsize, shape.model.hidden_size, shape.tokens
+    pairs = tokens * shape.sequence_length * shape.heads if shape.model.attention_dropout > 0 else 0
+    return tokens * item * (2 * shape.feed_forward + 2 * size) + 2 * FP32 * pairs
+
+
+# --------------------------------------------------------------------------------------------------------------- logits
+
+
+def saved_by_loss(shape: RankShape) -> dict[str, int]:
+    """Bytes that the loss keeps for its backward: the gradients themselves, made in forward."""
+    size = shape.model.hidden_size
+    return {
+        "hidden states' gradient": shape.tokens * size * shape.itemsize,
+        "head's gradient in fp32": vocabulary_rows(shape.model, shape.tp) * size * FP32,
+    }
+
+
+def logits_bytes(shape: RankShape) -> tuple[int, int]:
+    """(while the loss is computed, when its backward begins): what it keeps, and a chunk of logits beside the one before it,
+    or what is kept scaled."""
+    rows, size, item, kept = (
+        vocabulary_rows(shape.model, shape.tp),
+        shape.model.hidden_size,
+        shape.itemsize,
+        sum(saved_by_loss(shape).values()),
+    )
+    chunk = min(max(_CHUNK_LOGITS // rows, _MIN_CHUNK_TOKENS), shape.tokens)
+    chunks = min(-(-shape.tokens // chunk), 2)
+    in_lower_precision = item if item < FP32 else 0
+    logits, head = chunk * rows * chunks * (FP32 + in_lower_precision), rows * size * in_lower_precision
+    hidden = shape.tokens * size * item
+    return hidden + kept + max(logits, head), 2 * kept + head
+
+
+# ---------------------------------------------------------------------------------------------------------------- state
+
+
+@dataclass(frozen=True)
+class _State:
+    """What parameters cost by moment, beside weights and optimizer."""
+
+    weights: float
+    optimizer: float  # fp32 masters where they are separate, and moments
+    first_forward: Mapping[str, float]  # gradients and accumulators when a step begins
+    next_forward: Mapping[str, float]  # in later micro-batches of the step
+    backward: Mapping[str, float]  # as the last backward ends
+    update: Mapping[str, float]
+
+
+def _state(model: ModelConfig, training: TrainingConfig, parallel: ParallelConfig, *, dp: int, buckets: Buckets) -> _State:
+    """By engine and stage, for n local parameters over dp ranks."""
+    n, stage = num_local_parameters(model, parallel.tp), parallel.zero_stage
+    mine, largest = n / dp, largest_local_parameter(model, parallel.tp)
+    bf16 = training.precision == "bf16"
+    item = 2 if bf16 else FP32
+    bucket, norm = FP32 * min(buckets.reduce, n), 2 * FP32 * largest  # our norm is taken in float64, a parameter at a time
+    if training.engine == "torch":
+        always = {"accumulators": FP32 * n}
+        return _State(item * n, (8 + (FP32 if bf16 else 0)) * n, always, always, always, {**always, "buffers": norm})
+    if stage == 0:
+        gradients = {"gradients": FP32 * n}
+        return _State(item * n, 8 * n, {}, gradients, gradients, {**gradients, "buffers": norm})
+    if stage == 1 and bf16:
+        always = {"accumulators": FP32 * n}
+        return _State(item * n, 12 * mine, always, always, always, always)
+    if stage <= 2:
+        gradients = {"gradients": FP32 * n} if stage == 1 else {"accumulators": FP32 * mine}
+        update = {"accumulators": FP32 * mine, "buffers": FP32 * mine}  # the partition's gradients, then flattened
+        return _State(item * n, 12 * mine, {}, gradients, {**gradients, "buffers": bucket}, update)
+    always = {"accumulators": FP32 * mine, "buffers": bucket}
+    gathered = {**always, "gathered": item * (min(n, buckets.stage3_live) + largest)}
+    return _State(item * mine, 12 * mine, gathered, gathered, gathered, {**always, "gathered": item * largest})
+
+
+# ----------------------------------------------------------------------------------------------------------------- whole
+
+
+def memory(
+    model: ModelConfig,
+    training: TrainingConfig,
+    parallel: ParallelConfig,
+    *,
+    dp: int,
+    micro_batch_size: int,
+    buckets: Buckets = Buckets(),
+    document_mask: bool = False,
+    on_cpu: bool = True,
+) -> Memory:
+    """What one rank needs at each moment of a step. `model.vocab_size` is a number."""
+    shape = rank_shape(model, training, parallel, micro_batch_size=micro_batch_size, pieces=document_mask and on_cpu)
+    state = _state(model, training, parallel, dp=dp, buckets=buckets)
+    outside = sum(saved_outside_layers(shape).values())
+    layer = sum(saved_by_layer(shape, "none").values())
+    kept = sum(saved_by_layer(shape, training.activation_checkpointing).values())
+    in_flight = backward_of_layer(shape)
+    always = {
+        "weights": state.weights,
+        "optimizer": state.optimizer,
+        "runtime": _RUNTIME_BYTES[training.engine] if on_cpu else 0,
+    }
+    recomputed = layer - kept if training.activation_checkpointing != "none" else 0
+    accumulates = training.global_batch_size // dp > micro_batch_size
+    moments = {
+        "loss": {
+            **always,
+            **(state.next_forward if accumulates else state.first_forward),
+            "activations": kept * model.num_hidden_layers + outside,
+            "logits": max(*logits_bytes(shape), in_flight + recomputed),
+        },
+        "backward": {**always, **state.backward, "activations": layer + outside + in_flight},
+        "update": {**always, **state.update},
+    }
+    return Memory({name: {part: round(parts.get(part, 0)) for part in PARTS} for name, parts in moments.items()})

@@ -1,0 +1,132 @@
+"""If this fails, `mlite plan` promises memory that a run doesn't keep to."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from megatron_lite.config import ModelConfig, ParallelConfig, TrainingConfig
+from megatron_lite.memory import Buckets, memory, rank_shape, saved_by_layer, saved_by_loss, saved_outside_layers
+from megatron_lite.models.batch import Batch, DropoutKey
+from megatron_lite.models.build import build_model
+from megatron_lite.parallel.groups import Axis, ProcessGroups
+from megatron_lite.sizes import largest_local_parameter, num_local_parameters
+
+MODEL = {"vocab_size": 80, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96}
+LENGTH, ROWS = 32, 2
+
+
+def kept_by_autograd(config: ModelConfig, training: TrainingConfig, *, pieces: int = 1) -> int:
+    """Bytes of every storage that a forward leaves for its backward, parameters apart."""
+    dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+    model = build_model(config, ProcessGroups.single(), seed=0, dtype=dtype, checkpointing=training.activation_checkpointing)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    ids = np.random.default_rng(0).integers(0, config.vocabulary, (ROWS, LENGTH))
+    starts = [list(range(0, LENGTH, LENGTH // pieces))] * ROWS
+    batch = Batch.from_rows(ids, ids, starts, range(ROWS), document_mask=True)
+    kept: dict[int, int] = {}
+    alive = []  # storages must not be freed and their addresses used again while we count
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    dropout = config.hidden_dropout + config.attention_dropout > 0
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss, _ = model(batch, DropoutKey(0, 1) if dropout else None)
+    assert loss.requires_grad
+    return sum(kept.values())
+
+
+def planned_activations(config: ModelConfig, training: TrainingConfig, *, pieces: bool = False) -> int:
+    shape = rank_shape(config, training, ParallelConfig(), micro_batch_size=ROWS, pieces=pieces)
+    outside = saved_outside_layers(shape)
+    if training.activation_checkpointing == "full":
+        del outside["rotation"]  # held by the checkpoints, not by autograd
+    layers = config.num_hidden_layers * sum(saved_by_layer(shape, training.activation_checkpointing).values())
+    return layers + sum(outside.values()) + sum(saved_by_loss(shape).values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize(
+    "extra", [{}, {"num_key_value_heads": 1}, {"hidden_dropout": 0.1}, {"attention_dropout": 0.1, "num_key_value_heads": 2}]
+)
+def test_activations_are_those_that_autograd_keeps(precision: Any, checkpointing: Any, extra: dict[str, Any]) -> None:
+    """If this fails, a layer keeps other tensors than megatron_lite/memory.py lists: correct the list there."""
+    config = ModelConfig(**{**MODEL, **extra})
+    training = TrainingConfig(steps=1, sequence_length=LENGTH, precision=precision, activation_checkpointing=checkpointing)
+    assert planned_activations(config, training) == pytest.approx(kept_by_autograd(config, training), rel=0.02)
+
+
+def test_rows_of_documents_keep_each_document_s_output() -> None:
+    """If this fails, rows of many documents need another amount of memory than the plan says."""
+    config, training = ModelConfig(**MODEL), TrainingConfig(steps=1, sequence_length=LENGTH)
+    assert planned_activations(config, training, pieces=True) == pytest.approx(kept_by_autograd(config, training, pieces=4), rel=0.02)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("extra", [{}, {"tie_word_embeddings": True, "vocab_size": 83}, {"num_key_value_heads": 1}])
+def test_local_parameters_are_the_models(tp: int, extra: dict[str, Any]) -> None:
+    """If this fails, a rank holds more or fewer parameters than planned; exact, on every tp rank."""
+    config = ModelConfig(**{**MODEL, **extra})
+    for rank in range(tp):
+        groups = dataclasses.replace(ProcessGroups.single(), tp=Axis("tp", tp, rank))
+        if tp > config.kv_heads:
+            groups = with_shared_heads(groups, tp // config.kv_heads)
+        sizes = [parameter.numel() for parameter in build_model(config, groups, seed=0, materialise=False).parameters()]
+        assert (num_local_parameters(config, tp), largest_local_parameter(config, tp)) == (sum(sizes), max(sizes))
+
+
+def with_shared_heads(groups: ProcessGroups, size: int) -> ProcessGroups:
+    """Groups in which `size` tp ranks share a KV head; nothing is communicated."""
+    found = dataclasses.replace(groups)
+    object.__setattr__(found, "subgroup", lambda axis, wanted: Axis(axis, size, groups.tp.rank % size))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "stage", "bytes_a_parameter"),
+    [
+        ("torch", "fp32", 0, (4, 4, 8)),
+        ("torch", "bf16", 0, (2, 4, 12)),
+        ("deepspeed", "fp32", 0, (4, 4, 8)),
+        ("deepspeed", "fp32", 1, (4, 4, 3)),  # over dp = 4: masters and moments are sharded
+        ("deepspeed", "bf16", 1, (2, 4, 3)),
+        ("deepspeed", "fp32", 2, (4, 1, 3)),
+        ("deepspeed", "bf16", 2, (2, 1, 3)),
+        ("deepspeed", "fp32", 3, (1, 1, 3)),
+        ("deepspeed", "bf16", 3, (0.5, 1, 3)),
+    ],
+)
+def test_bytes_a_parameter_by_stage(engine: Any, precision: Any, stage: Any, bytes_a_parameter: tuple[float, float, float]) -> None:
+    """weights, gradients or their sums, masters and moments at the loss of a later micro-batch; as DeepSpeed 0.19 allocates."""
+    config = ModelConfig(**MODEL)
+    training = TrainingConfig(steps=1, sequence_length=LENGTH, engine=engine, precision=precision, global_batch_size=16)
+    parts = memory(config, training, ParallelConfig(zero_stage=stage), dp=4, micro_batch_size=1).moments["loss"]
+    found = (parts["weights"], parts["gradients"] + parts["accumulators"], parts["optimizer"])
+    assert found == tuple(round(each * num_local_parameters(config, 1)) for each in bytes_a_parameter)
+
+
+def test_what_a_knob_promises_it_keeps() -> None:
+    """If this fails, advice to save memory by one of these would be wrong."""
+    config = ModelConfig(**MODEL)
+
+    def peak(dp: int = 1, micro: int = 4, live: int = Buckets.stage3_live, **keys: Any) -> int:
+        parallel = ParallelConfig(**{key: keys.pop(key) for key in ("tp", "zero_stage", "sequence_parallel") if key in keys})
+        training = TrainingConfig(**{"steps": 1, "sequence_length": LENGTH, "global_batch_size": 32, **keys})
+        return memory(config, training, parallel, dp=dp, micro_batch_size=micro, buckets=Buckets(stage3_live=live)).peak_bytes
+
+    assert peak(micro=2) < peak()
+    assert peak(activation_checkpointing="full") < peak(activation_checkpointing="selective") < peak()
+    assert peak(precision="bf16") < peak()
+    assert peak(tp=2, sequence_parallel=True) < peak(tp=2) < peak()
+    assert peak(dp=4, zero_stage=2) < peak(dp=4, zero_stage=1) < peak(dp=1, zero_stage=1)
+    assert peak(dp=4, zero_stage=3, live=0) < peak(dp=4, zero_stage=3)
