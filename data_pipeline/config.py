@@ -21,15 +21,15 @@ class SourceConfig(Section):
     Of duplicates between sources, the one whose source stands first in the config stays.
     """
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
-    files: str | list[str] | None = None
-    format: Literal["auto", "txt", "jsonl", "parquet"] = "auto"
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")  # names the source in every report
+    files: str | list[str] | None = None  # paths, folders, globs, URLs; plain, .gz or .zst
+    format: Literal["auto", "txt", "jsonl", "parquet"] = "auto"  # auto: by the name
     txt_documents: Literal["file", "paragraph", "line"] = "file"  # paragraphs stand between blank lines
-    dataset: str | None = None
-    dataset_config: str | None = None
-    split: str = "train"
-    streaming: bool = True
-    text_field: str = "text"
+    dataset: str | None = None  # of Hugging Face: a name, or a folder of one
+    dataset_config: str | None = None  # which of its configurations
+    split: str = "train"  # which of its splits
+    streaming: bool = True  # read as it comes; false downloads it first
+    text_field: str = "text"  # of a record
 
     @model_validator(mode="after")
     def _one_of(self) -> SourceConfig:
@@ -45,13 +45,13 @@ class SourceConfig(Section):
 class TokenizerConfig(Section):
     """bpe: trained on this text. bytes: every byte a token. pretrained: a tokenizer.json, or the folder that holds one."""
 
-    type: Literal["bpe", "bytes", "pretrained"] = "bpe"
+    type: Literal["bpe", "bytes", "pretrained"] = "bpe"  # trained here, plain bytes, or somebody else's
     vocab_size: int = Field(4096, ge=257)  # bpe: with the 256 bytes and the end of document
-    pretokenizer: Literal["gpt2", "llama3"] = "gpt2"
+    pretokenizer: Literal["gpt2", "llama3"] = "gpt2"  # how text is cut before merges
     max_train_bytes: int = Field(1 << 31, ge=1)  # bpe: a larger corpus is sampled, by hash, down to about this
-    name_or_path: str | None = None
+    name_or_path: str | None = None  # pretrained: a tokenizer.json, or the folder that holds it
     eod_token: str | None = None  # pretrained: what ends a document, where its files don't say
-    bos_token: str | None = None
+    bos_token: str | None = None  # pretrained: what begins a document
 
     @model_validator(mode="after")
     def _keys_of_the_type(self) -> TokenizerConfig:
@@ -70,20 +70,20 @@ class TokenizerConfig(Section):
 class ValidationConfig(Section):
     """Documents held out of training, chosen by a hash of their text: the choice stays as the corpus grows."""
 
-    fraction: float = Field(0.01, ge=0.0, lt=1.0)
+    fraction: float = Field(0.01, ge=0.0, lt=1.0)  # of the documents; 0 holds out nothing
 
 
 class PackingConfig(Section):
     """A packing plan to make at once; others are made when a run needs them."""
 
-    sequence_length: int = Field(ge=1)
-    method: Method = "best_fit"
+    sequence_length: int = Field(ge=1)  # targets a row
+    method: Method = "best_fit"  # whole documents fitted into rows, or documents chained and cut
 
 
 class DataConfig(Section):
     """Raw text to a dataset folder."""
 
-    output: str
+    output: str  # the dataset folder
     seed: int = Field(1234, ge=0)  # which documents are held out, and which the tokenizer is trained on
     sources: list[SourceConfig] = Field(min_length=1)
     normalise: NormaliseConfig = NormaliseConfig()
@@ -92,7 +92,7 @@ class DataConfig(Section):
     validation: ValidationConfig = ValidationConfig()
     packing: list[PackingConfig] = []
     strict: bool = False  # true: the first record that can't be read stops the build
-    workers: int = Field(2, ge=1)
+    workers: int = Field(2, ge=1)  # processes; the result is the same for any number
 
     @field_validator("output")
     @classmethod

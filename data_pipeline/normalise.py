@@ -14,8 +14,10 @@ _CR = re.compile("\r\n?")
 
 
 class NormaliseConfig(Section):
-    unicode: Literal["nfc", "nfkc", "none"] = "nfc"
-    newlines: Literal["lf", "keep"] = "lf"
+    """One spelling for what means the same."""
+
+    unicode: Literal["nfc", "nfkc", "none"] = "nfc"  # the normal form
+    newlines: Literal["lf", "keep"] = "lf"  # lf: \r\n and \r become \n
 
 
 class Normalise(Step):

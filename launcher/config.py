@@ -29,9 +29,9 @@ from megatron_lite.training.deepspeed_config import deepspeed_config
 class RunSection(Section):
     """What the run is called, where its folder is, and the number that all of its randomness comes from."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")  # names the run and its folder
     dir: str = ""  # empty: runs/NAME
-    seed: int = Field(1234, ge=0, lt=2**63)
+    seed: int = Field(1234, ge=0, lt=2**63)  # of initial weights, data order and dropout
     hang_timeout_s: float = Field(1800.0, gt=0)  # a rank that gets no further for so long ends the job with code 5
 
     @property
@@ -42,17 +42,17 @@ class RunSection(Section):
 class DataSource(Section):
     """One dataset folder in the mixture; weights are shares of tokens, relative to each other."""
 
-    path: str
-    weight: float = Field(1.0, gt=0)
+    path: str  # a dataset folder that `mlite data build` made
+    weight: float = Field(1.0, gt=0)  # its share of the tokens, relative to the others
 
 
 class DataSection(Section):
     """Which datasets, in which shares, packed how."""
 
-    path: str | None = None
+    path: str | None = None  # one dataset folder; or give sources
     sources: list[DataSource] | None = Field(None, min_length=1)
-    packing: Literal["best_fit", "concat"] = "best_fit"
-    document_mask: bool = True
+    packing: Literal["best_fit", "concat"] = "best_fit"  # whole documents fitted into rows, or documents chained and cut
+    document_mask: bool = True  # tokens see their own document only
 
     @model_validator(mode="after")
     def _one_of(self) -> DataSection:
@@ -68,22 +68,28 @@ class DataSection(Section):
 class EvaluationConfig(Section):
     """How often the held-out rows are scored (always after the last step), and how many of them."""
 
-    interval_steps: int | None = Field(50, gt=0)
+    interval_steps: int | None = Field(50, gt=0)  # null: after the last step only
     max_sequences: int = Field(320, ge=0)  # 0: no evaluation at all
 
 
 class WandbConfig(Section):
+    """Weights & Biases: one run, the same for every attempt. Failing or slow, it never holds training up."""
+
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"  # auto: WANDB_MODE, else online with a key, else offline
-    project: str = "megatron-lite"
-    entity: str | None = None
+    project: str = "megatron-lite"  # of wandb
+    entity: str | None = None  # user or team; null: the key's own
 
 
 class TensorBoardConfig(Section):
+    """TensorBoard, where the `tensorboard` package is installed."""
+
     mode: Literal["enabled", "disabled"] = "disabled"  # enabled: event files in tensorboard/ of the run folder
 
 
 class LoggingConfig(Section):
-    interval_steps: int = Field(1, gt=0)
+    """What is written and shown while a run goes, beside its folder's own metrics.jsonl."""
+
+    interval_steps: int = Field(1, gt=0)  # steps between two lines of metrics.jsonl and of the console
     wandb: WandbConfig = WandbConfig()
     tensorboard: TensorBoardConfig = TensorBoardConfig()
 
@@ -101,7 +107,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
-    deepspeed: dict[str, Any] = {}
+    deepspeed: dict[str, Any] = {}  # more for DeepSpeed, here or as the path of a JSON file; not what our sections own
 
     @field_validator("deepspeed", mode="before")
     @classmethod

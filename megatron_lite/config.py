@@ -18,32 +18,32 @@ from data_pipeline.schema import Section
 class RopeConfig(Section):
     """Rotary position embedding (Su et al. 2021): angle of pair i at position p is p * theta^(-2i/head_dim), in fp32."""
 
-    theta: float = Field(10000.0, gt=0)
+    theta: float = Field(10000.0, gt=0)  # the base; larger: slower rotations, for longer sequences
 
 
 class InitConfig(Section):
     """Initial weights: normal(0, std); projections into the residual stream divided by sqrt(2 * layers) (GPT-2)."""
 
-    std: float = Field(0.02, gt=0)
-    scaled_residual: bool = True
+    std: float = Field(0.02, gt=0)  # of the normal distribution
+    scaled_residual: bool = True  # divide what writes into the residual stream by sqrt(2 * layers)
 
 
 class ModelConfig(Section):
     """A decoder-only Transformer: pre-RMSNorm, RoPE, grouped-query attention, SwiGLU."""
 
-    family: Literal["decoder"] = "decoder"
+    family: Literal["decoder"] = "decoder"  # the architecture
     vocab_size: int | Literal["auto"] = "auto"  # auto: the tokenizer's
-    hidden_size: int = Field(256, gt=0)
-    num_hidden_layers: int = Field(4, gt=0)
-    num_attention_heads: int = Field(8, gt=0)
-    num_key_value_heads: int | None = Field(None, gt=0)  # None: as many as attention heads
-    head_dim: int | None = Field(None, gt=0)  # None: hidden_size / num_attention_heads
-    intermediate_size: int = Field(768, gt=0)
-    max_position_embeddings: int = Field(2048, gt=0)
-    tie_word_embeddings: bool = False
-    rms_norm_eps: float = Field(1e-5, gt=0)
-    hidden_dropout: float = Field(0.0, ge=0, lt=1)
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    hidden_size: int = Field(256, gt=0)  # width of the residual stream
+    num_hidden_layers: int = Field(4, gt=0)  # blocks
+    num_attention_heads: int = Field(8, gt=0)  # query heads
+    num_key_value_heads: int | None = Field(None, gt=0)  # null: as many as attention heads
+    head_dim: int | None = Field(None, gt=0)  # null: hidden_size / num_attention_heads
+    intermediate_size: int = Field(768, gt=0)  # width inside the SwiGLU feed-forward, which has three matrices
+    max_position_embeddings: int = Field(2048, gt=0)  # the longest sequence that the model is meant for, in tokens
+    tie_word_embeddings: bool = False  # one matrix for the embedding and the output head
+    rms_norm_eps: float = Field(1e-5, gt=0)  # added to the mean square in RMSNorm
+    hidden_dropout: float = Field(0.0, ge=0, lt=1)  # on the embedding and on what each block adds to the residual stream
+    attention_dropout: float = Field(0.0, ge=0, lt=1)  # on attention weights
     rope: RopeConfig = RopeConfig()
     init: InitConfig = InitConfig()
 
@@ -93,12 +93,12 @@ class ModelConfig(Section):
 class ParallelConfig(Section):
     """Sizes of the mesh axes; dp is what is left of the world. Changes speed and memory, never the result."""
 
-    tp: int = Field(1, gt=0)
-    pp: int = Field(1, gt=0)
-    cp: int = Field(1, gt=0)
-    ep: int = Field(1, gt=0)
-    sequence_parallel: bool = False
-    zero_stage: Literal[0, 1, 2, 3] = 1
+    tp: int = Field(1, gt=0)  # tensor parallel: processes that share each matrix
+    pp: int = Field(1, gt=0)  # pipeline parallel: only 1 so far
+    cp: int = Field(1, gt=0)  # context parallel: only 1 so far
+    ep: int = Field(1, gt=0)  # expert parallel: only 1 so far
+    sequence_parallel: bool = False  # Megatron's: outside the tp regions activations are split along the sequence
+    zero_stage: Literal[0, 1, 2, 3] = 1  # what is sharded over dp: nothing, optimizer, and gradients, and weights
 
     @field_validator("pp", "cp", "ep")
     @classmethod
@@ -114,15 +114,15 @@ class ParallelConfig(Section):
 class TrainingConfig(Section):
     """How long, how much at once, in which precision."""
 
-    steps: int | None = Field(None, gt=0)
+    steps: int | None = Field(None, gt=0)  # optimizer updates of the whole run; or give tokens
     tokens: int | None = Field(None, gt=0)  # instead of steps: rounded up to whole steps
-    sequence_length: int = Field(256, gt=0)
+    sequence_length: int = Field(256, gt=0)  # targets a row
     global_batch_size: int = Field(16, gt=0)  # sequences an optimizer step, over all ranks and micro-batches
     micro_batch_size: int | Literal["auto"] = "auto"  # sequences a forward pass on one data-parallel rank
-    precision: Literal["fp32", "bf16"] = "fp32"
-    activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    engine: Literal["deepspeed", "torch"] = "deepspeed"
-    compile: bool = False
+    precision: Literal["fp32", "bf16"] = "fp32"  # bf16 keeps fp32 masters and accumulates in fp32
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"  # what is computed again in the backward pass instead of kept
+    engine: Literal["deepspeed", "torch"] = "deepspeed"  # torch: no sharding, for comparison
+    compile: bool = False  # compile the layers with torch.compile
     document_kernel: Literal["auto", "varlen", "flex", "blocks"] = "auto"  # what keeps documents apart on GPUs
     tf32: bool = False  # on GPUs: fp32 matrix products in TF32, with 10 bits of mantissa, some 8 times as fast
     deterministic: bool = False  # the same bits on every run of a layout, on GPUs too, for some speed
@@ -152,12 +152,12 @@ class TrainingConfig(Section):
 class OptimizerConfig(Section):
     """AdamW (Loshchilov and Hutter 2019); no decay on norms and biases."""
 
-    name: Literal["adamw"] = "adamw"
-    lr: float = Field(1e-3, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.1, ge=0)
-    decay_embeddings: bool = True
+    name: Literal["adamw"] = "adamw"  # the only one so far
+    lr: float = Field(1e-3, gt=0)  # the peak
+    betas: tuple[float, float] = (0.9, 0.95)  # decay of the two moments
+    eps: float = Field(1e-8, gt=0)  # added to the root of the second moment
+    weight_decay: float = Field(0.1, ge=0)  # decoupled, times the learning rate
+    decay_embeddings: bool = True  # false: no decay on the embedding and the head
     max_grad_norm: float | None = Field(1.0, ge=0)  # global L2 norm; 0 or null: no clipping
 
     @field_validator("betas", mode="before")
@@ -179,18 +179,18 @@ class OptimizerConfig(Section):
 class SchedulerConfig(Section):
     """Learning rate over the run: linear warm-up, then the named shape down to min_lr_ratio * lr."""
 
-    name: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_steps: int = Field(0, ge=0)
-    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+    name: Literal["cosine", "linear", "constant"] = "cosine"  # the shape from the peak down
+    warmup_steps: int = Field(0, ge=0)  # updates up to the peak
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)  # the last learning rate as a share of the peak
 
 
 class CheckpointConfig(Section):
     """When to save, what to keep, what to start from."""
 
-    interval_steps: int | None = Field(50, gt=0)
-    interval_minutes: float | None = Field(None, gt=0)
-    keep_last: int = Field(2, ge=1)
-    keep_every_steps: int | None = Field(None, gt=0)
+    interval_steps: int | None = Field(50, gt=0)  # always also at the end and when asked to stop
+    interval_minutes: float | None = Field(None, gt=0)  # as well, or instead with interval_steps null
+    keep_last: int = Field(2, ge=1)  # the newest so many stay
+    keep_every_steps: int | None = Field(None, gt=0)  # multiples of this stay for ever
     resume: str = "auto"  # auto | never | a checkpoint folder that seeds an empty run folder
     allow_fallback: bool = False  # a damaged newest checkpoint: go on from an older good one, and say so
     init_from: str | None = None  # weights alone, from a run, a checkpoint folder, or hf:DIR, a folder of transformers' format

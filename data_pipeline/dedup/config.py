@@ -13,11 +13,11 @@ class MinHashConfig(Section):
     A pair is looked at when the rows of at least one band agree: with probability `minhash.catch_probability`.
     """
 
-    ngram: int = 5
-    num_bands: int = 14
-    rows_per_band: int = 8
-    threshold: float = 0.8
-    seed: int = Field(default=1, ge=0)
+    ngram: int = 5  # words a shingle
+    num_bands: int = 14  # more find more pairs
+    rows_per_band: int = 8  # more look at fewer pairs
+    threshold: float = 0.8  # Jaccard similarity from which a document goes
+    seed: int = Field(default=1, ge=0)  # of the hash functions
 
     @field_validator("ngram", "num_bands", "rows_per_band")
     @classmethod
@@ -37,5 +37,5 @@ class MinHashConfig(Section):
 class DedupConfig(Section):
     """`exact` removes documents with the same bytes; `minhash`, unless null, then those that are nearly the same."""
 
-    exact: bool = True
+    exact: bool = True  # documents with the same bytes
     minhash: MinHashConfig | None = Field(default_factory=MinHashConfig)
