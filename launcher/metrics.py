@@ -118,3 +118,21 @@ def perplexity(loss: float) -> float:
         return math.exp(loss)
     except OverflowError:
         return math.inf
+
+
+def last_rates(metrics: Path) -> dict[str, Any]:
+    """tokens_per_second, step_time_s and loss of the last logged step in the file; empty where there is none."""
+    try:
+        with open(metrics, "rb") as file:
+            file.seek(max(0, metrics.stat().st_size - 8192))
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and "tokens_per_second" in record:
+            return {key: record[key] for key in ("tokens_per_second", "step_time_s", "loss") if key in record}
+    return {}

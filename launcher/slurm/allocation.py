@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 from launcher.environment import task_counts
 
@@ -123,8 +124,26 @@ def seconds_left(job: Mapping[str, str], *, now: float) -> float | None:
 
 
 def limit_s(job: Mapping[str, str]) -> float | None:
-    """The job's time limit in seconds: 1-02:03:04, 02:03:04; None for UNLIMITED."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", job.get("TimeLimit", ""))
+    """The job's time limit in seconds; None for UNLIMITED."""
+    return _duration_s(job.get("TimeLimit", ""))
+
+
+def ended_by(job: Mapping[str, str]) -> Literal["", "itself", "time limit", "slurm"]:
+    """Who ends this job, which asks about itself; empty where Slurm did not say.
+
+    While a batch script still runs, a job that was cancelled, preempted, requeued or lost a node is COMPLETING, and nothing tells
+    which; requeueing it would bring a cancelled job back. One that ran as long as it might is known by that.
+    """
+    state = job.get("JobState")
+    if state in (None, "RUNNING"):
+        return "itself" if state else ""
+    ran, limit = _duration_s(job.get("RunTime", "")), limit_s(job)
+    return "time limit" if state == "TIMEOUT" or (ran is not None and limit is not None and ran >= limit) else "slurm"
+
+
+def _duration_s(text: str) -> float | None:
+    """1-02:03:04, 02:03:04."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
     if match is None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from types import FrameType
 
 from data_pipeline.errors import ConfigError, RunInUseError
 from data_pipeline.loader import Dataset
 from launcher.config import RunConfig
 from launcher.console import show
+from launcher.metrics import last_rates
 from launcher.run_folder import RunFolder, read_json
-from launcher.slurm.allocation import Allocation, held_port, limit_s, read_allocation, seconds_left, show_job
+from launcher.slurm.allocation import Allocation, ended_by, held_port, limit_s, read_allocation, seconds_left, show_job
 from launcher.slurm.chain import Attempt, Decision, decide, lead_s, newest_checkpoint, stuck
 from launcher.slurm.check import sizes_that_would_do
 from launcher.slurm.cluster import ClusterConfig, container_flags, rank_command, shown
@@ -69,7 +68,7 @@ def run_attempt(submission: Submission, environ: Mapping[str, str]) -> Decision:
         srun_code=srun_code,
         attempts=submission.chain.attempts(),
         checkpoint=newest_checkpoint(folder.checkpoints),
-        job_state=job.get("JobState", ""),
+        ended_by=ended_by(job),
     )
     _show_failure(folder, since=attempt_before)
     return _go_on(decision, submission, allocation, job) if decision.action == "again" else decision
@@ -135,7 +134,7 @@ def srun_command(submission: Submission, config: RunConfig, cluster: ClusterConf
 
 def _time_is_up(folder: RunFolder, job_id: str, job: Mapping[str, str], *, limit: float) -> bool:
     """Whether the run must begin to stop. The limit may have been raised since the job began, so Slurm is asked again first."""
-    lead = lead_s(folder.status(), step_s=_step_s(folder.metrics), limit_s=limit)
+    lead = lead_s(folder.status(), step_s=float(last_rates(folder.metrics).get("step_time_s", 0.0)), limit_s=limit)
     left = seconds_left(job, now=time.time())
     if left is None or left > lead:
         return False
@@ -144,17 +143,6 @@ def _time_is_up(folder: RunFolder, job_id: str, job: Mapping[str, str], *, limit
         return False
     show(f"{left:.0f} s before the time limit: stopping (a save takes {folder.status().get('save_s', 'an unknown number of')} s)")
     return True
-
-
-def _step_s(metrics: Path) -> float:
-    """Seconds a step, from the last line of metrics.jsonl."""
-    try:
-        with open(metrics, "rb") as file:
-            file.seek(max(0, metrics.stat().st_size - 4096))
-            records = [json.loads(line) for line in file.read().splitlines()[1:] if line.startswith(b"{") and line.endswith(b"}")]
-    except (OSError, ValueError):
-        return 0.0
-    return next((float(record["step_time_s"]) for record in reversed(records) if "step_time_s" in record), 0.0)
 
 
 def _show_failure(folder: RunFolder, *, since: int) -> None:
@@ -177,6 +165,8 @@ def _go_on(decision: Decision, submission: Submission, allocation: Allocation, j
         if answer.returncode == 0:
             time.sleep(30)  # Slurm ends this process
             return Decision("leave", 75, "requeued")
+        if ended_by(show_job(allocation.job_id)) == "slurm":
+            return Decision("leave", 75, f"{decision.why}; Slurm has begun to end this job itself")
         show(f"Slurm does not requeue this job ({answer.stderr.strip()}); the next one waits for its end")
     try:
         following = queue(submission, after=allocation.job_id)

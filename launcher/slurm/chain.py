@@ -72,20 +72,18 @@ class Decision:
 
 
 def decide(
-    status: Mapping[str, Any], *, is_new: bool, srun_code: int, attempts: list[Attempt], checkpoint: int | None, job_state: str
+    status: Mapping[str, Any], *, is_new: bool, srun_code: int, attempts: list[Attempt], checkpoint: int | None, ended_by: str
 ) -> Decision:
     """After an attempt. `status` is status.json, believed where `is_new`: written by this attempt; `srun_code` counts only where
-    it is not. `job_state` is Slurm's word for this job, empty where Slurm did not say."""
+    it is not. `ended_by` says who ends the job."""
     code = status.get("code") if is_new else (srun_code if srun_code in FINAL_CODES else None)
     state = status.get("state") if is_new else "not begun"
     if is_new and state == "done":
         return Decision("end", 0, str(status.get("message", "done")))
     if code in FINAL_CODES:
         return Decision("end", int(code), f"not started again: {FINAL_CODES[int(code)]}")
-    if job_state == "CANCELLED":
-        return Decision("leave", 1, "the job was cancelled: start it again to go on")
-    if job_state in ("PREEMPTED", "NODE_FAIL", "PENDING", "REQUEUED", "REQUEUE_HOLD"):
-        return Decision("leave", 1, f"Slurm starts this job again ({job_state})")
+    if ended_by == "slurm":
+        return Decision("leave", 1, "Slurm ends this job: cancelled, it stays so; preempted, or with a node lost, Slurm starts it again")
     reasons = {"stopped": "stopped and saved", "failed": f"failed with code {code}", "not begun": "stopped before the run began"}
     reason = reasons.get(str(state), f"ended while {state}")
     if stuck(attempts, checkpoint):

@@ -48,10 +48,41 @@ def test_ranks_of_a_step_agree_on_the_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodelist", "first"), [("n1", "n1"), ("n[003-010,12],x1", "n003"), ("a,b", "a"), ("gpu[7]", "gpu7"), ("r1n[2-3]s,r", "r1n2s")]
+    ("nodelist", "first"),
+    [
+        ("n1", "n1"),
+        ("n[003-010,12],x1", "n003"),
+        ("gpu[003-010,12],login1", "gpu003"),
+        ("a,b", "a"),
+        ("b2,a1", "b2"),
+        ("gpu[7]", "gpu7"),
+        ("node[1,2]", "node1"),
+        ("r1n[2-3]s,r", "r1n2s"),
+        ("a[1-2],b[09-10]", "a1"),
+        ("rack1-node[001-002,004]", "rack1-node001"),
+        ("a[1-2]b[1-2]", "a1b1"),
+        ("r[1,3]n[08-12,20].site.org,x", "r1n08.site.org"),
+    ],
 )
-def test_first_node(nodelist: str, first: str) -> None:
+def test_the_first_node_in_every_spelling(nodelist: str, first: str) -> None:
+    """In the order given, zeros kept (B137)."""
     assert first_node(nodelist) == first
+
+
+def test_the_first_rank_listens_where_the_others_look() -> None:
+    """A list that another node leads is a mistake with a remedy, not a hang (B138)."""
+    first = {**SLURM_STEP, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
+    assert read_environment({**first, "SLURMD_NODENAME": "n3"}).master == read_environment(SLURM_STEP).master
+    with pytest.raises(ConfigError, match="MASTER_ADDR=n4"):
+        read_environment({**first, "SLURMD_NODENAME": "n4"})
+    chosen = read_environment({**first, "SLURMD_NODENAME": "n4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000"})
+    assert chosen.master == ("10.0.0.1", 4000)
+
+
+def test_ports_of_steps_stay_below_what_kernels_give_out() -> None:
+    """A port that the kernel may have given to anybody is no meeting point (B139)."""
+    ports = [read_environment({**SLURM_STEP, "SLURM_JOB_ID": str(job)}).master for job in (1, 16385, 999999)]
+    assert all(master is not None and 15000 <= master[1] < 32768 for master in ports)
 
 
 @pytest.mark.parametrize("environ", [{"RANK": "4", "WORLD_SIZE": "4"}, {"RANK": "x", "WORLD_SIZE": "4"}, {"RANK": "0", "WORLD_SIZE": ""}])

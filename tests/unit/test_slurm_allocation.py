@@ -1,0 +1,92 @@
+"""If these fail, a job starts on other processes than Slurm gave it, or fights another job for a port."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+
+import pytest
+
+from launcher.slurm.allocation import PORTS, ended_by, held_port, limit_s, parse_job, read_allocation, seconds_left
+from launcher.slurm.submission import options_of
+
+SHOWN = (
+    "JobId=12 JobName=a b UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 Nice=0 Account=(null) QOS=(null) "
+    "JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0 RunTime=00:00:04 "
+    "TimeLimit=1-02:03:04 TimeMin=N/A EndTime=2026-11-30T08:30:00 Partition=batch NodeList=node[1-2] BatchHost=node1 NumNodes=2 "
+    "NumCPUs=4 NumTasks=4 CPUs/Task=3 ReqB:S:C:T=0:0:*:* TRES=cpu=4,node=2,billing=4 MinMemoryNode=200G Features=h100 DelayBoot=00:00:00 "
+    "Command=/a b/pretrain.sh WorkDir=/a b StdErr=/a b/o.txt StdOut=/a b/o.txt TresPerNode=gres:gpu:8"
+)
+
+
+def environ(**more: str) -> dict[str, str]:
+    return {"SLURM_JOB_ID": "12", **more}
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "cpus"),
+    [
+        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "4(x2)"}, (4, 4), None),
+        ({"SLURM_JOB_NUM_NODES": "3", "SLURM_TASKS_PER_NODE": "4(x2),3"}, (4, 4, 3), None),
+        # Slurm counts CPUs as tasks where nobody asked for a number of tasks
+        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "16(x2)", "SLURM_NTASKS_PER_NODE": "2"}, (2, 2), None),
+        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "8(x2)", "SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_PER_TASK": "12"}, (8, 8), 12),
+        # one task a node, several GPUs: one rank a GPU, and the task's cores are shared out
+        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_PER_TASK": "96"}, (8, 8), 12),
+        ({"SLURM_JOB_NUM_NODES": "1", "SLURM_TASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "1"}, (1,), None),
+        ({}, (1,), None),
+    ],
+)
+def test_ranks_a_node(given: dict[str, str], ranks: tuple[int, ...], cpus: int | None) -> None:
+    found = read_allocation(environ(**given))
+    assert (found.ranks, found.nodes, found.cpus_per_rank, found.world) == (ranks, len(ranks), cpus, sum(ranks))
+    assert (f"--ntasks-per-node={ranks[0]}" in found.srun_flags) == (len(set(ranks)) == 1)
+    assert f"--ntasks={sum(ranks)}" in found.srun_flags
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 16385), (12, 12)])
+def test_two_jobs_never_take_one_port(first: int, second: int) -> None:
+    """Job ids of the same remainder, and a port that is taken already (B139)."""
+    with held_port({}, start=first) as one, held_port({}, start=second) as other:
+        assert one != other and one in PORTS and other in PORTS
+        with socket.create_server(("", one)):  # as the first rank does: this one may
+            pass
+        with socket.socket() as rival, pytest.raises(OSError, match="in use"):
+            rival.bind(("", one))
+    assert not set(PORTS) & set(range(32768, 61000))
+
+
+def test_a_port_of_the_users_own_is_kept() -> None:
+    with held_port({"MASTER_PORT": "23456"}, start=1) as port:
+        assert port == 23456
+
+
+def test_what_slurm_says_of_a_job() -> None:
+    job = parse_job(SHOWN)
+    assert (job["JobName"], job["JobState"], job["StdOut"], job["Restarts"]) == ("a b", "RUNNING", "/a b/o.txt", "0")
+    assert limit_s(job) == 93784 and limit_s({"TimeLimit": "UNLIMITED"}) is None
+    now = datetime.datetime(2026, 11, 30, 8, 29).timestamp()
+    assert seconds_left(job, now=now) == 60 and seconds_left({"EndTime": "Unknown"}, now=now) is None
+
+
+def test_who_ends_a_job() -> None:
+    """A cancelled job is COMPLETING while its script runs still: requeueing it then would bring it back."""
+    assert ended_by({}) == "" and ended_by(parse_job(SHOWN)) == "itself"
+    assert ended_by({"JobState": "COMPLETING", "RunTime": "00:01:00", "TimeLimit": "01:00:00"}) == "slurm"
+    assert ended_by({"JobState": "PENDING", "RunTime": "00:00:00", "TimeLimit": "UNLIMITED"}) == "slurm"
+    assert ended_by({"JobState": "COMPLETING", "RunTime": "01:00:01", "TimeLimit": "01:00:00"}) == "time limit"
+
+
+def test_a_next_job_asks_for_what_this_one_has() -> None:
+    assert options_of(parse_job(SHOWN), tasks_per_node=2) == {
+        "nodes": "2",
+        "ntasks-per-node": "2",
+        "time": "1-02:03:04",
+        "partition": "batch",
+        "cpus-per-task": "3",
+        "constraint": "h100",
+        "gres": "gpu:8",
+        "mem": "200G",
+        "open-mode": "append",
+        "output": "/a b/o.txt",
+    }

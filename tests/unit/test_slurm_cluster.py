@@ -1,0 +1,81 @@
+"""If these fail, Slurm is asked for something else than the cluster's file says, or a mistake in it is found only in the queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.errors import ConfigError
+from data_pipeline.schema import validate
+from launcher.config import RunConfig
+from launcher.slurm.check import sizes_that_would_do
+from launcher.slurm.cluster import ClusterConfig, container_flags, load_cluster, rank_command, sbatch_options, split_words, to_flags
+from tests.paths import ROOT
+
+SHIPPED = sorted((ROOT / "configs" / "cluster").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_files_are_sound(path: Path) -> None:
+    assert load_cluster([f"cluster={path.stem}"], root=ROOT) == load_cluster([f"cluster={path}"], root=Path("elsewhere"))
+
+
+def test_the_defaults_file_shows_every_key_and_changes_none() -> None:
+    assert load_cluster([], root=ROOT) == ClusterConfig()
+
+
+def test_words_of_the_cluster_are_told_from_those_of_the_run() -> None:
+    words = ["run.yaml", "parallel.tp=2", "cluster=h100", "--cluster.nodes=2-4", "run.name=cluster"]
+    assert split_words(words) == (["run.yaml", "parallel.tp=2", "run.name=cluster"], ["cluster=h100", "--cluster.nodes=2-4"])
+    cluster = load_cluster(split_words(words)[1], root=ROOT)
+    assert (cluster.node_range, cluster.ranks_per_node) == ((2, 4), 8)
+    assert to_flags(sbatch_options(cluster)) == [
+        "--nodes=2-4",
+        "--ntasks-per-node=8",
+        "--cpus-per-task=12",
+        "--gres=gpu:8",
+        "--mem=0",
+        "--time=24:00:00",
+        "--partition=gpu",
+        "--exclusive",
+        "--requeue",
+        "--open-mode=append",
+    ]
+
+
+def test_mistakes_are_named_all_at_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        load_cluster(["cluster.nodes=4-2", "cluster.partion=gpu", "cluster.sbatch_args=[-x]"], root=ROOT)
+    text = str(error.value)
+    assert len(error.value.faults) == 3 and "did you mean cluster.partition?" in text.replace("mean partition", "mean cluster.partition")
+    with pytest.raises(ConfigError, match=r"default, h100"):
+        load_cluster(["cluster=h200"], root=ROOT)
+
+
+@pytest.mark.parametrize(("tasks", "gpus", "ranks"), [(None, 0, 1), (None, 8, 8), (1, 8, 8), (4, 8, 4), (2, 0, 2), (1, 0, 1)])
+def test_one_rank_a_task_or_a_gpu(tasks: int | None, gpus: int, ranks: int) -> None:
+    assert ClusterConfig(tasks_per_node=tasks, gpus_per_node=gpus).ranks_per_node == ranks
+
+
+def test_ranks_run_in_the_container_and_see_their_folders() -> None:
+    folders = [Path("/here"), Path("/data")]
+    given = {"script": Path("/x/train.py"), "arguments": ["--config", "c"], "folders": folders}
+    apptainer = validate(ClusterConfig, {"gpus_per_node": 1, "container": {"image": "a.sif", "mounts": ["/s:/t"]}})
+    assert rank_command(apptainer, python="p", **given) == [
+        *("apptainer", "exec", "--nv", "--bind", "/here:/here", "--bind", "/data:/data", "--bind", "/s:/t", "--pwd", "/here", "a.sif"),
+        *("python", "/x/train.py", "--config", "c"),
+    ]
+    pyxis = validate(ClusterConfig, {"container": {"runtime": "pyxis", "image": "i", "python": "python3"}})
+    assert rank_command(pyxis, python="p", **given) == ["python3", "/x/train.py", "--config", "c"]
+    assert container_flags(pyxis, folders=folders)[0] == "--container-image=i" and container_flags(apptainer, folders=folders) == []
+    assert rank_command(ClusterConfig(), python="p", **given)[0] == "p"
+
+
+def test_numbers_of_nodes_that_would_do() -> None:
+    """A global batch of 12 with micro batches of 2 divides into dp 1, 2, 3 and 6."""
+    training = {"steps": 1, "global_batch_size": 12, "micro_batch_size": 2}
+    config = validate(RunConfig, {"run": {"name": "x"}, "data": {"path": "x"}, "parallel": {"tp": 2}, "training": training})
+    assert sizes_that_would_do(config, ranks_per_node=2, near=4) == [1, 2, 3, 6]
+    assert sizes_that_would_do(config, ranks_per_node=1, near=4) == [2, 4, 6, 12]
+    assert sizes_that_would_do(config, ranks_per_node=16, near=1) == []
