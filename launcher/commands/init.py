@@ -49,8 +49,9 @@ class Size:
     lr: float
 
 
-# Tokens of text up to which each is chosen. Without a GPU the first is taken whatever the text; only its vocabulary grows.
+# Tokens of text up to which each is chosen. Without a GPU none is larger than the second; only its vocabulary grows.
 SIZES = (
+    (5e5, Size(4096, 128, 4, 4, 2, 344, 128, 16, 2e-3)),
     (2e7, Size(4096, 256, 4, 8, 2, 768, 256, 16, 1e-3)),
     (2e8, Size(8192, 512, 8, 8, 4, 1408, 512, 64, 6e-4)),
     (2e9, Size(32768, 768, 12, 12, 4, 2048, 1024, 256, 6e-4)),
@@ -103,9 +104,9 @@ def look_at(pattern: str) -> Text:
 
 
 def choose_size(num_bytes: int, *, gpus: int) -> Size:
-    """The first of SIZES that the text fits, or the smallest without a GPU; small texts get a small vocabulary."""
+    """The first of SIZES that the text fits, at most the second without a GPU; small texts get a small vocabulary."""
     tokens = num_bytes / BYTES_A_TOKEN
-    size = SIZES[0][1] if not gpus else next(size for limit, size in SIZES if tokens <= limit)
+    size = next((size for limit, size in (SIZES if gpus else SIZES[:2]) if tokens <= limit), SIZES[1][1])
     vocabulary = 512 if num_bytes < 200_000 else 1024 if num_bytes < 1_000_000 else size.vocab_size
     return replace(size, vocab_size=vocabulary)
 
