@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -63,6 +63,9 @@ class Case:
     checkpointing: str = "none"
     lr: float = LR
     fault: str | None = None  # planted
+    device: str = "cpu"
+    compile: bool = False
+    document_kernel: Literal["auto", "varlen", "flex", "blocks"] = "auto"
 
     @property
     def world_size(self) -> int:
@@ -72,6 +75,7 @@ class Case:
         engine = "torch" if self.stage is None else f"z{self.stage}"
         flags = ("-sp" if self.sequence_parallel else "") + (f"-{self.checkpointing}" if self.checkpointing != "none" else "")
         tail = f"-{self.precision}" if self.precision != "fp32" else ""
+        tail += ("-compile" if self.compile else "") + (f"-{self.document_kernel}" if self.document_kernel != "auto" else "")
         return f"tp{self.tp}-dp{self.dp}-{engine}{flags}-acc{self.accumulation}-{self.model}-drop{self.dropout}{tail}"
 
 
@@ -127,6 +131,8 @@ def configs(case: Case) -> tuple[ModelConfig, TrainingConfig, OptimizerConfig, P
         precision=case.precision,
         activation_checkpointing=case.checkpointing,
         engine="torch" if case.stage is None else "deepspeed",
+        compile=case.compile,
+        document_kernel=case.document_kernel,
     )
     return (
         model,
@@ -145,7 +151,7 @@ def build(case: Case, *, overrides: dict[str, Any] | None = None) -> Engine:
     groups = groups_of(tp=case.tp, dp=case.dp, sequence_parallel=case.sequence_parallel)
     model, training, optimizer, parallel = configs(case)
     return build_engine(
-        model, training, optimizer, parallel, groups, seed=SEED, device=torch.device("cpu"), deepspeed_overrides=overrides or {}
+        model, training, optimizer, parallel, groups, seed=SEED, device=torch.device(case.device), deepspeed_overrides=overrides or {}
     )
 
 
@@ -160,7 +166,7 @@ def run(case: Case, steps: int = STEPS) -> Trace:
             global_batch_size=BATCH,
             micro_batch_size=micro,
             document_mask=True,
-            device=torch.device("cpu"),
+            device=torch.device(case.device),
             start_sample=0,
         )
         for step in range(1, steps + 1):
@@ -186,7 +192,9 @@ def parts(engine: Engine, state: str, *, scale: float = 1.0) -> list[Part]:
         if owned.state == state:
             for part in logical_slices(owned, to_write=True):
                 block = part.block
-                found.append((block.name, block.global_shape, block.start, block.shape, part.first, part.view.numpy() * np.float32(scale)))
+                found.append(
+                    (block.name, block.global_shape, block.start, block.shape, part.first, part.view.cpu().numpy() * np.float32(scale))
+                )
     return found
 
 
