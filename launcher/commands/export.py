@@ -104,6 +104,15 @@ def report(to: Path, model: ModelConfig, dataset: Dataset, *, files: list[str], 
         print(f"  weights are rounded to {dtype}; --dtype fp32 keeps the checkpoint's own numbers")
     for left in left_behind(LLAMA, model):
         print(f"  {left} is for training only and does not go along")
-    begin = "bos" if dataset.bos_id is not None else "eos"
-    print(f"  every document was trained on from a begin token: put tokenizer.{begin}_token before a prompt, as `mlite generate` does")
+    if not _begins_texts(dataset):
+        print("  every document was trained on from a begin token: put tokenizer.bos_token before a prompt, as `mlite generate` does")
     print(f"  back again: checkpoint.init_from=hf:{to}")
+
+
+def _begins_texts(dataset: Dataset) -> bool:
+    """Whether the tokenizer puts the begin token before a text by itself, as transformers uses it."""
+    from tokenizers import Tokenizer
+
+    begin = dataset.eod_id if dataset.bos_id is None else dataset.bos_id
+    ids: list[int] = Tokenizer.from_file(str(dataset.tokenizer_path)).encode("").ids
+    return ids[:1] == [begin]

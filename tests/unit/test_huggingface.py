@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -244,6 +245,17 @@ def test_reading_in_order_puts_any_layout_together(layout: Layout, chunk: int, t
     assert list(found) == names
     for name, parts in found.items():
         assert torch.equal(torch.cat(parts), values[name, "master"].reshape(-1)), name
+
+
+def test_a_damaged_checkpoint_does_not_leave(saved: Path, tmp_path: Path) -> None:
+    """A flipped byte in the checkpoint is found, and named, before it is written anywhere."""
+    copy = Path(shutil.copytree(saved, tmp_path / "copy"))
+    (file,) = copy.glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"rank_00000\.safetensors is damaged: bytes"):
+        export(copy, tmp_path / "out")
 
 
 # ---------------------------------------------------------------------------------------------------------- bad folders
