@@ -13,15 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megatron_lite.config import ModelConfig, ParallelConfig, TrainingConfig
-from megatron_lite.sizes import largest_local_parameter, num_local_parameters, vocabulary_rows
+from megatron_lite.sizes import largest_local_parameter, loss_chunk_tokens, num_local_parameters, vocabulary_rows
 
 FP32 = 4
 PARTS = ("weights", "gradients", "accumulators", "optimizer", "activations", "logits", "gathered", "buffers", "runtime")
 MOMENTS = ("loss", "backward", "update")
 
-_CHUNK_LOGITS = 1 << 23  # as in layers/cross_entropy.py
-_MIN_CHUNK_TOKENS = 64
-_RUNTIME_BYTES = {"torch": 16 << 20, "deepspeed": 64 << 20}  # code and work space that the first step of an engine loads on CPU
+_RUNTIME_BYTES = {"torch": 16 << 20, "deepspeed": 80 << 20}  # code and work space that the first step of an engine loads on CPU
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,7 @@ class RankShape:
     micro_batch_size: int
     sequence_length: int
     pieces: bool = False  # attention goes document by document
+    on_cpu: bool = True
 
     @property
     def tokens(self) -> int:
@@ -85,7 +84,13 @@ class RankShape:
 
 
 def rank_shape(
-    model: ModelConfig, training: TrainingConfig, parallel: ParallelConfig, *, micro_batch_size: int, pieces: bool = False
+    model: ModelConfig,
+    training: TrainingConfig,
+    parallel: ParallelConfig,
+    *,
+    micro_batch_size: int,
+    pieces: bool = False,
+    on_cpu: bool = True,
 ) -> RankShape:
     return RankShape(
         model=model,
@@ -95,6 +100,7 @@ def rank_shape(
         micro_batch_size=micro_batch_size,
         sequence_length=training.sequence_length,
         pieces=pieces,
+        on_cpu=on_cpu,
     )
 
 
@@ -198,7 +204,7 @@ def logits_bytes(shape: RankShape) -> tuple[int, int]:
         shape.itemsize,
         sum(saved_by_loss(shape).values()),
     )
-    chunk = min(max(_CHUNK_LOGITS // rows, _MIN_CHUNK_TOKENS), shape.tokens)
+    chunk = min(loss_chunk_tokens(rows, on_cpu=shape.on_cpu), shape.tokens)
     chunks = min(-(-shape.tokens // chunk), 2)
     in_lower_precision = item if item < FP32 else 0
     logits, head = chunk * rows * chunks * (FP32 + in_lower_precision), rows * size * in_lower_precision
@@ -232,14 +238,14 @@ def _state(model: ModelConfig, training: TrainingConfig, parallel: ParallelConfi
         always = {"accumulators": FP32 * n}
         return _State(item * n, (8 + (FP32 if bf16 else 0)) * n, always, always, always, {**always, "buffers": norm})
     if stage == 0:
-        gradients = {"gradients": FP32 * n}
+        gradients: Mapping[str, float] = {"gradients": FP32 * n}
         return _State(item * n, 8 * n, {}, gradients, gradients, {**gradients, "buffers": norm})
     if stage == 1 and bf16:
         always = {"accumulators": FP32 * n}
         return _State(item * n, 12 * mine, always, always, always, always)
     if stage <= 2:
         gradients = {"gradients": FP32 * n} if stage == 1 else {"accumulators": FP32 * mine}
-        update = {"accumulators": FP32 * mine, "buffers": FP32 * mine}  # the partition's gradients, then flattened
+        update: Mapping[str, float] = {"accumulators": FP32 * mine, "buffers": FP32 * mine}  # the partition's gradients, then flattened
         return _State(item * n, 12 * mine, {}, gradients, {**gradients, "buffers": bucket}, update)
     always = {"accumulators": FP32 * mine, "buffers": bucket}
     gathered = {**always, "gathered": item * (min(n, buckets.stage3_live) + largest)}
@@ -261,7 +267,7 @@ def memory(
     on_cpu: bool = True,
 ) -> Memory:
     """What one rank needs at each moment of a step. `model.vocab_size` is a number."""
-    shape = rank_shape(model, training, parallel, micro_batch_size=micro_batch_size, pieces=document_mask and on_cpu)
+    shape = rank_shape(model, training, parallel, micro_batch_size=micro_batch_size, pieces=document_mask and on_cpu, on_cpu=on_cpu)
     state = _state(model, training, parallel, dp=dp, buckets=buckets)
     outside = sum(saved_outside_layers(shape).values())
     layer = sum(saved_by_layer(shape, "none").values())

@@ -40,6 +40,12 @@ def largest_local_parameter(config: ModelConfig, tp: int) -> int:
     return max(vocabulary_rows(config, tp) * size, 2 * config.intermediate_size // tp * size, heads * config.head_size // tp * size)
 
 
+def loss_chunk_tokens(vocabulary_rows: int, *, on_cpu: bool) -> int:
+    """Tokens whose logits stand at once in the loss, over this rank's rows of the vocabulary: 32 MiB of fp32 on CPU, near its
+    caches; 512 MiB on GPUs, where each chunk costs a pass over the head's fp32 gradient."""
+    return max((1 << 23 if on_cpu else 1 << 27) // max(vocabulary_rows, 1), 64)
+
+
 def checkpoint_bytes(config: ModelConfig) -> int:
     """Bytes of tensors in a checkpoint: the fp32 master and Adam's two moments of every logical parameter, on any layout."""
     return 12 * num_parameters(config)

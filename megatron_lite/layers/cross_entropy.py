@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron_lite.layers.matmul import times_transposed
 from megatron_lite.parallel.collectives import all_gather
 from megatron_lite.parallel.groups import Axis
+from megatron_lite.sizes import loss_chunk_tokens
 
 IGNORED = -100  # the target of a position that has none
-_CHUNK_LOGITS = 1 << 23  # logits of a chunk: 32 MiB in fp32
 
 
 def vocab_parallel_cross_entropy(
@@ -36,19 +37,19 @@ def vocab_parallel_cross_entropy(
     token over tp. With `per_token`: fp32 [N], 0 where there is no target, without gradient.
     """
     if chunk_tokens is None:
-        chunk_tokens = max(_CHUNK_LOGITS // max(weight.shape[0], 1), 64)
+        chunk_tokens = loss_chunk_tokens(weight.shape[0], on_cpu=weight.device.type == "cpu")
     arguments = (targets, tp, vocab_start, num_valid_rows, chunk_tokens)
     if per_token:
         with torch.no_grad():
             return torch.cat(
                 [
                     losses
-                    for _, losses, _ in _chunks(hidden, weight, *arguments)  # the softmax is dropped at once
+                    for _, losses, *_ in _chunks(hidden, weight, *arguments)  # the softmax is dropped at once
                 ]
             )
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         return _CrossEntropy.apply(hidden, weight, *arguments)
-    return _summed(losses for _, losses, _ in _chunks(hidden, weight, *arguments))
+    return _summed(losses for _, losses, *_ in _chunks(hidden, weight, *arguments))
 
 
 def _summed(losses: Any) -> Tensor:
@@ -61,17 +62,19 @@ class _CrossEntropy(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, tp: Axis, vocab_start: int, num_valid_rows: int, chunk_tokens: int
     ) -> Tensor:
         hidden_gradient = torch.empty_like(hidden)
-        weight_gradient = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        weight_gradient: Tensor | None = None
         sums = []
-        for span, losses, logits_gradient in _chunks(hidden, weight, targets, tp, vocab_start, num_valid_rows, chunk_tokens):
+        valid = weight[:num_valid_rows]
+        for span, losses, rows, counted in _chunks(hidden, weight, targets, tp, vocab_start, num_valid_rows, chunk_tokens):
             sums.append(losses.sum())
-            rows = logits_gradient.to(hidden.dtype)
-            torch.mm(rows, weight[:num_valid_rows], out=hidden_gradient[span])
-            valid = weight_gradient[:num_valid_rows]
-            if rows.dtype == torch.float32:
-                valid.addmm_(rows.t(), hidden[span])
-            else:
-                valid += rows.t() @ hidden[span]  # each chunk rounded, their sum in fp32
+            uncounted = ~counted[:, None]  # their rows of the gradient are 0: of D numbers, not of V
+            hidden_gradient[span] = times_transposed(rows, valid.t()).masked_fill_(uncounted, 0.0)
+            of_weight = times_transposed(rows.t(), hidden[span].masked_fill(uncounted, 0.0).t())
+            # bf16: each chunk rounded, their sum in fp32
+            weight_gradient = of_weight.float() if weight_gradient is None else weight_gradient.add_(of_weight)
+        assert weight_gradient is not None
+        if num_valid_rows < weight.shape[0]:
+            weight_gradient = torch.cat([weight_gradient, weight_gradient.new_zeros(weight.shape[0] - num_valid_rows, weight.shape[1])])
         ctx.weight_dtype = weight.dtype
         ctx.save_for_backward(hidden_gradient, weight_gradient)
         return torch.stack(sums).sum()
@@ -83,7 +86,8 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _chunks(hidden: Tensor, weight: Tensor, targets: Tensor, tp: Axis, vocab_start: int, num_valid_rows: int, chunk_tokens: int) -> Any:
-    """(slice of tokens, their losses fp32 [C], the gradient of their sum by this rank's logits fp32 [C, valid]) by chunk."""
+    """By chunk: (slice of tokens, their losses fp32 [C], the gradient of their sum by this rank's logits [C, valid] in
+    hidden's dtype, to be taken as 0 where not counted, counted bool [C])."""
     valid = weight[:num_valid_rows]
     for start in range(0, hidden.shape[0], chunk_tokens):
         span = slice(start, start + chunk_tokens)
@@ -91,22 +95,23 @@ def _chunks(hidden: Tensor, weight: Tensor, targets: Tensor, tp: Axis, vocab_sta
         counted = wanted != IGNORED
         local = wanted - vocab_start
         mine = (local >= 0) & (local < num_valid_rows) & counted
-        logits = (hidden[span] @ valid.t()).float()
+        logits = times_transposed(hidden[span], valid)
         if num_valid_rows:
             index = local.masked_fill(~mine, 0)[:, None]
-            target_logit = logits.gather(1, index)[:, 0].masked_fill(~mine, 0.0)
-            maximum = logits.amax(dim=1)
-            exponentials = logits.sub_(maximum[:, None]).exp_()
-            local_log_sum = maximum + exponentials.sum(dim=1).log()
+            target_logit = logits.gather(1, index)[:, 0].float().masked_fill(~mine, 0.0)
+            maximum = logits.amax(dim=1).float()
+            probabilities = torch.softmax(logits, dim=1, dtype=torch.float32)
+            local_log_sum = maximum - probabilities.amax(dim=1).log()  # the largest is 1 / sum(exp(logits - maximum))
         else:  # a rank of padding only
-            target_logit = logits.new_zeros(logits.shape[0])
-            maximum = local_log_sum = logits.new_full((logits.shape[0],), float("-inf"))
-            exponentials = logits
-        gathered = all_gather(torch.stack([local_log_sum, target_logit])[None], tp, dim=0)  # [tp, 2, C]
-        log_sum = gathered[:, 0].logsumexp(dim=0)
-        losses = (log_sum - gathered[:, 1].sum(dim=0)).masked_fill(~counted, 0.0)
-        scale = (maximum - log_sum).exp().masked_fill(~counted, 0.0)
-        gradient = exponentials.mul_(scale[:, None])
+            target_logit = torch.zeros(logits.shape[0], dtype=torch.float32, device=logits.device)
+            local_log_sum = torch.full_like(target_logit, float("-inf"))
+            probabilities = logits.float()
+        log_sum, whole_target_logit = local_log_sum, target_logit
+        if tp.size > 1:
+            gathered = all_gather(torch.stack([local_log_sum, target_logit])[None], tp, dim=0)  # [tp, 2, C]
+            log_sum, whole_target_logit = gathered[:, 0].logsumexp(dim=0), gathered[:, 1].sum(dim=0)
+            probabilities *= (local_log_sum - log_sum).exp()[:, None]
+        losses = (log_sum - whole_target_logit).masked_fill(~counted, 0.0)
         if num_valid_rows:
-            gradient.scatter_add_(1, index, -mine[:, None].to(gradient.dtype))
-        yield span, losses, gradient
+            probabilities.scatter_add_(1, index, -mine[:, None].float())
+        yield span, losses, probabilities.to(hidden.dtype), counted
