@@ -20,7 +20,8 @@ from launcher.distributed import describe_attention, find_siblings, make_determi
 from launcher.environment import Environment
 from launcher.faults import Faults
 from launcher.fit import Fit
-from launcher.micro_batch import resolve_micro_batch
+from launcher.memory_check import MemoryCheck
+from launcher.plan import plan_run
 from launcher.process_tree import Link
 from launcher.recorder import Rates, Recorder
 from launcher.resume_policy import identity, next_phases, recorded_changes, require_same_run
@@ -121,6 +122,8 @@ class Job:
         finished = f"{self.folder.path} is finished: {start.step} of {total} steps are done. To train on, raise training.steps"
         if start.step >= total and (heldout is None or broadcast_json(self.recorder.metrics.evaluated(start.step), groups.world)):
             return 0, "done", finished
+        plan = plan_run(config, world=groups.world.size, device_type=self.device.type)
+        memory = MemoryCheck(plan, self.device)
         self.watchdog.beat("building the model")
         engine = build_engine(
             config.model,
@@ -135,7 +138,7 @@ class Job:
         self.watchdog.beat("loading a checkpoint")
         restore(engine, start, config, self.recorder)
         self.watchdog.beat("starting to train")
-        Fit(
+        fit = Fit(
             config=config,
             engine=engine,
             device=self.device,
@@ -143,19 +146,18 @@ class Job:
             heldout=heldout,
             start=start,
             total_steps=total,
-            micro_batch_size=resolve_micro_batch(
-                config.training.micro_batch_size,
-                global_batch_size=config.training.global_batch_size,
-                dp=groups.dp.size,
-                sequence_length=config.training.sequence_length,
-                device_type=self.device.type,
-            ),
+            micro_batch_size=plan.micro_batch_size,
             saver=Saver(self.folder, config, engine, identity=wanted, phases=phases, start=start, faults=self.faults),
             recorder=self.recorder,
             watchdog=self.watchdog,
             stop=self.stop,
             faults=self.faults,
-        ).run()
+        )
+        try:
+            fit.run()
+        finally:
+            if fit.step > start.step:
+                memory.report(self.recorder)
         return 0, "done", f"done: {total} steps, in {self.folder.path}"
 
     def _open_rows(self, start: Start, phases: list[Phase] | None = None) -> tuple[RowSource, RowSource | None]:

@@ -17,11 +17,12 @@ from megatron_lite.memory import Buckets, Memory, memory
 from megatron_lite.sizes import checkpoint_bytes, flops_per_token, num_local_parameters, num_parameters
 from megatron_lite.training.deepspeed_config import deepspeed_config
 
-# A process before it trains: Python, torch and DeepSpeed on CPU (measured); on a GPU its context, NCCL and cuBLAS (a usual size).
-PROCESS_BYTES = {"cpu": 450 << 20, "cuda": 1536 << 20}
+# A process before it builds its model: Python and torch on CPU (measured); on a GPU its context, NCCL and cuBLAS (a usual size).
+PROCESS_BYTES = {"cpu": 320 << 20, "cuda": 1536 << 20}
 ALLOCATOR_SHARE = 0.05  # of what was asked for: what a caching allocator keeps in pieces that fit nothing
 SECONDS_A_DAY = 86400
 MOST_SUGGESTIONS = 5
+MOST_RANKS = 4096
 
 
 @dataclass(frozen=True)
@@ -139,27 +140,45 @@ def require_fit(config: RunConfig, plan: RunPlan, limit: Limit) -> None:
     if found:
         fix = "these would fit, the nearest first: " + " | ".join(found)
     else:
-        fix = "no layout of these ranks fits: use more ranks (--world), a shorter sequence_length, or a smaller model"
+        fix = _more_ranks(config, plan, limit)
     raise ConfigError(
         [Fault("memory of a rank", show_bytes(plan.needed_bytes), f"at most {show_bytes(limit.bytes)} ({limit.source})", fix)]
     )
 
 
+def _more_ranks(config: RunConfig, plan: RunPlan, limit: Limit) -> str:
+    """What the smallest larger world that fits would run, by doubling."""
+    here = f"no layout of {plan.world} rank{'s' if plan.world > 1 else ''} fits"
+    world = plan.world
+    while world < MOST_RANKS and config.training.global_batch_size % (2 * world // plan.tp) == 0:
+        world *= 2
+        larger = plan_run(config, world=world, device_type=plan.device_type)
+        if larger.needed_bytes <= limit.bytes:
+            return f"{here}; --world {world} does, with this layout"
+        found = fitting_changes(config, larger, limit)
+        if found:
+            return f"{here}; --world {world} does, with " + " ".join(f"{key}={value}" for key, value in found[0].items())
+    return f"no layout of up to {world} ranks fits: use a shorter training.sequence_length or a smaller model"
+
+
 def fitting_changes(config: RunConfig, plan: RunPlan, limit: Limit) -> list[dict[str, Any]]:
     """Changes of layout that fit on the same world, those with the fewest keys first, then those that cost the least speed."""
     fitting: list[dict[str, Any]] = []
-    for change in sorted(_changes(config, plan), key=lambda change: (len(change), _cost(config, change))):
-        if len(fitting) == MOST_SUGGESTIONS:
-            break
-        if any(set(better.items()) <= set(change.items()) for better in fitting):
-            continue  # more than is needed
-        if any(set(better) == set(change) for better in fitting):
-            continue  # the same keys, further away
+
+    def fits(change: dict[str, Any]) -> bool:
         changed = with_changes(config, change)
         if cross_faults(changed.model, changed.parallel, changed.training, changed.lr_scheduler, world_size=plan.world):
-            continue
-        if plan_run(changed, world=plan.world, device_type=plan.device_type).needed_bytes <= limit.bytes:
-            fitting.append(change)
+            return False
+        return plan_run(changed, world=plan.world, device_type=plan.device_type).needed_bytes <= limit.bytes
+
+    for change in sorted(_changes(config, plan), key=lambda change: (len(change), _cost(change))):
+        if len(fitting) == MOST_SUGGESTIONS:
+            break
+        if any(set(better) == set(change) for better in fitting) or not fits(change):
+            continue  # the same keys, further away
+        if len(change) > 1 and any(fits({key: change[key] for key in change if key != spared}) for spared in change):
+            continue  # more than is needed
+        fitting.append(change)
     return fitting
 
 
@@ -197,7 +216,7 @@ def _changes(config: RunConfig, plan: RunPlan) -> Iterator[dict[str, Any]]:
             yield change
 
 
-def _cost(config: RunConfig, change: dict[str, Any]) -> float:
+def _cost(change: dict[str, Any]) -> float:
     """What a change costs in speed, roughly, to order changes of the same number of keys."""
     cost = 0.0
     cost += {"none": 0.0, "selective": 0.05, "full": 0.33}[change.get("training.activation_checkpointing", "none")]

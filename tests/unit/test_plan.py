@@ -1,0 +1,137 @@
+"""If this fails, `mlite plan` lets a run start that can't fit, refuses one that can, or says wrong numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from data_pipeline.errors import ConfigError
+from launcher.commands.plan import measured_rate, plan_config
+from launcher.config import load_config
+from launcher.plan import Limit, fitting_changes, parse_bytes, plan_run, require_fit, show_bytes, with_changes
+from megatron_lite.sizes import checkpoint_bytes, flops_per_token, num_parameters
+
+LLAMA_8B = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+}
+GIB = 2**30
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Callable[..., Path]:
+    def write(**sections: dict[str, Any]) -> Path:
+        tree = {
+            "run": {"name": "a", "dir": str(tmp_path / "runs" / "a")},
+            "model": LLAMA_8B,
+            "data": {"path": str(tmp_path / "no-data-yet")},
+            "training": {"steps": 1000, "sequence_length": 8192, "global_batch_size": 64, "precision": "bf16"},
+        }
+        for name, section in sections.items():
+            tree[name] = {**tree.get(name, {}), **section}
+        path = tmp_path / "run.yaml"
+        path.write_text(yaml.safe_dump(tree))
+        return path
+
+    return write
+
+
+def plan_json(capsys: pytest.CaptureFixture[str], *words: str, **options: Any) -> dict[str, Any]:
+    plan_config(list(words), as_json=True, **options)
+    return json.loads(capsys.readouterr().out)
+
+
+def test_numbers_are_those_of_the_formulas(config_file: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Parameters, FLOPs and checkpoint are exact; needs no dataset where vocab_size is given."""
+    path = config_file()
+    found = plan_json(capsys, str(path), "parallel.tp=8", world=16, device="cuda", rate=100_000.0)
+    config = load_config(path)
+    assert found["parameters"] == num_parameters(config.model) == 8_030_261_248
+    assert found["local_parameters"] * 8 == 8_030_261_248 + 7 * (2 * 32 + 1) * 4096  # norms stand on every rank
+    assert found["flops_per_step"] == flops_per_token(config.model, 8192) * 64 * 8192
+    assert found["checkpoint_bytes"] == checkpoint_bytes(config.model) == 12 * 8_030_261_248
+    assert (found["dp"], found["micro_batch_size"], found["micro_batches"]) == (2, 2, 16)
+    assert found["time"] == {
+        "tokens_per_second": 1e5,
+        "step_time_s": 64 * 8192 / 1e5,
+        "tokens_a_day": 86400 * 1e5,
+        "run_s": 1000 * 64 * 8192 / 1e5,
+    }
+    assert found["fits"] and found["limit_bytes"] is None
+    assert sum(found["memory"]["moments"][found["memory"]["peak_moment"]].values()) == found["memory"]["peak_bytes"]
+
+
+def test_what_cannot_fit_is_refused_with_what_would(config_file: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 2; each suggestion, taken, fits; none changes more than it must."""
+    path = config_file()
+    with pytest.raises(ConfigError) as refusal:
+        plan_config([str(path)], world=8, memory="80GiB", device="cuda")
+    assert refusal.value.exit_code == 2 and "80.0 GiB (--memory)" in str(refusal.value)
+    config = load_config(path, world_size=8)
+    limit = Limit(80 * GIB, "a test")
+    changes = fitting_changes(config, plan_run(config, world=8, device_type="cuda"), limit)
+    assert changes and len(changes[0]) == 1
+    for change in changes:
+        words = [f"{key}={value}" for key, value in change.items()]
+        assert " ".join(words) in str(refusal.value)
+        plan_config([str(path), *words], world=8, memory="80GiB", device="cuda")
+        for key in change if len(change) > 1 else ():
+            fewer = with_changes(config, {other: value for other, value in change.items() if other != key})
+            assert plan_run(fewer, world=8, device_type="cuda").needed_bytes > limit.bytes, f"{key} is not needed in {change}"
+
+
+def test_a_model_too_large_for_all_ranks_says_how_many_would_do(config_file: Callable[..., Path]) -> None:
+    """If this fails, somebody searches by hand for the number of GPUs."""
+    config = load_config(config_file(), world_size=1)
+    with pytest.raises(ConfigError, match=r"--world \d+") as refusal:
+        require_fit(config, plan_run(config, world=1, device_type="cuda"), Limit(24 * GIB, "a test"))
+    assert "no layout of 1 rank fits" in str(refusal.value)
+    with pytest.raises(ConfigError, match="no layout of up to"):
+        require_fit(config, plan_run(config, world=1, device_type="cuda"), Limit(2 * GIB, "a test"))
+
+
+def test_unknown_vocabulary_is_asked_for(config_file: Callable[..., Path]) -> None:
+    """If this fails, planning before the data is built ends in a traceback."""
+    with pytest.raises(ConfigError, match=r"model\.vocab_size=NUMBER"):
+        plan_config([str(config_file(model={"vocab_size": "auto"}))], world=8, device="cuda")
+
+
+def test_faults_of_the_config_come_first(config_file: Callable[..., Path]) -> None:
+    """All of them at once, and no plan."""
+    with pytest.raises(ConfigError) as refusal:
+        plan_config([str(config_file()), "training.global_batch_size=7", "model.num_attention_heads=24"], world=8, memory="1GiB")
+    assert {"model", "training.global_batch_size"} & {fault.field.split(":")[0] for fault in refusal.value.faults}
+
+
+def test_the_rate_is_the_runs_own(config_file: Callable[..., Path], tmp_path: Path) -> None:
+    """The median of the last steps; from another number of ranks it is taken to grow with them."""
+    config = load_config(config_file())
+    assert measured_rate(config, world=2) == (None, "")
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    rates = [5.0, 100.0, 110.0, 120.0, 1.0]
+    lines = [json.dumps({"step": step, "tokens_per_second": rate}) for step, rate in enumerate(rates, start=1)]
+    (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    (folder / "events.jsonl").write_text(json.dumps({"event": "started", "layout": {"world": 2}}) + "\n")
+    assert measured_rate(config, world=2)[0] == 100.0
+    rate, source = measured_rate(config, world=4)
+    assert rate == 200.0 and "on 2 ranks" in source
+
+
+def test_sizes_in_words() -> None:
+    """What a person writes for --memory and reads in the table."""
+    assert [parse_bytes(text) for text in ("80GiB", "24GB", "512 MiB", "1.5k", "100")] == [80 * GIB, 24 * 10**9, 2**29, 1536, 100]
+    for wrong in ("", "lots", "-1GiB", "8GX"):
+        with pytest.raises(ConfigError):
+            parse_bytes(wrong)
+    assert [show_bytes(count) for count in (0, 2048, 3 * 2**20, 93.4 * GIB)] == ["0 B", "2.00 KiB", "3.00 MiB", "93.4 GiB"]
