@@ -38,26 +38,36 @@ class Allocation:
         return [f"--nodes={self.nodes}", f"--ntasks={self.world}", *per_node, *cpus]
 
 
-def read_allocation(environ: Mapping[str, str]) -> Allocation:
-    """One rank a task; where a node has one task and several GPUs, one rank a GPU, and the task's cores are shared out."""
+def read_allocation(environ: Mapping[str, str], *, ranks_per_node: int | None = None, cpus_per_rank: int | None = None) -> Allocation:
+    """The nodes, with `ranks_per_node` on each where the submission says so; else one rank a task that was asked for, and where a
+    node has one task and several GPUs, one rank a GPU, which share the task's cores."""
     nodes = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1)
-    tasks = task_counts(environ.get("SLURM_TASKS_PER_NODE", "1"))
-    tasks = (tasks * nodes)[:nodes] if len(tasks) < nodes else tasks[:nodes]
     cpus = int(environ["SLURM_CPUS_PER_TASK"]) if environ.get("SLURM_CPUS_PER_TASK", "").isdigit() else None
-    asked = environ.get("SLURM_NTASKS_PER_NODE", "")
-    if asked.isdigit():  # SLURM_TASKS_PER_NODE counts CPUs where no number of tasks was asked for
-        tasks = [int(asked)] * nodes
-    gpus = _gpus_on_node(environ)
-    if gpus > 1 and set(tasks) == {1}:
-        tasks = [gpus] * nodes
-        cpus = max(1, cpus // gpus) if cpus else None
+    if ranks_per_node is not None:
+        ranks, cpus = [ranks_per_node] * nodes, cpus_per_rank
+    else:
+        ranks = _tasks(environ, nodes)
+        gpus = _gpus_on_node(environ)
+        if gpus > 1 and set(ranks) == {1}:
+            ranks = [gpus] * nodes
+            cpus = max(1, cpus // gpus) if cpus else None
     return Allocation(
         job_id=environ["SLURM_JOB_ID"],
         restart=int(environ.get("SLURM_RESTART_COUNT") or 0),
         nodes=nodes,
-        ranks=tuple(tasks),
+        ranks=tuple(ranks),
         cpus_per_rank=cpus,
     )
+
+
+def _tasks(environ: Mapping[str, str], nodes: int) -> list[int]:
+    """Tasks by node. SLURM_TASKS_PER_NODE counts CPUs where nobody asked for tasks: then it is one a node."""
+    asked = environ.get("SLURM_NTASKS_PER_NODE", "")
+    if asked.isdigit():
+        return [int(asked)] * nodes
+    if "SLURM_NTASKS" not in environ:
+        return [1] * nodes
+    return (task_counts(environ.get("SLURM_TASKS_PER_NODE", "1")) * nodes)[:nodes]
 
 
 def _gpus_on_node(environ: Mapping[str, str]) -> int:

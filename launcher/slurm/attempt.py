@@ -44,7 +44,8 @@ def run_attempt(submission: Submission, environ: Mapping[str, str]) -> Decision:
     """Train until the run ends or must stop, then requeue, or queue the next job, or neither. Raises ConfigError where the layout
     does not fit what Slurm gave, and DataError: both end the chain."""
     stop = StopSignal(already=bool(environ.get("MLITE_STOPPED_EARLY")))
-    allocation, cluster = read_allocation(environ), submission.cluster()
+    cluster = submission.cluster()
+    allocation = _allocation_for(submission, cluster, environ)
     config = _config_for(submission, allocation)
     for source in config.data.mixture:
         Dataset.open(source.path)
@@ -72,6 +73,13 @@ def run_attempt(submission: Submission, environ: Mapping[str, str]) -> Decision:
     )
     _show_failure(folder, since=attempt_before)
     return _go_on(decision, submission, allocation, job) if decision.action == "again" else decision
+
+
+def _allocation_for(submission: Submission, cluster: ClusterConfig, environ: Mapping[str, str]) -> Allocation:
+    """Where sbatch was asked for no number of tasks, the cluster's file says how many ranks a node has."""
+    if "ntasks-per-node" in submission.record()["options"]:
+        return read_allocation(environ)
+    return read_allocation(environ, ranks_per_node=cluster.ranks_per_node, cpus_per_rank=cluster.cpus_per_task)
 
 
 def _config_for(submission: Submission, allocation: Allocation) -> RunConfig:

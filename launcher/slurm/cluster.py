@@ -103,12 +103,19 @@ def load_cluster(words: Sequence[str], *, root: Path) -> ClusterConfig:
 
 
 def sbatch_options(cluster: ClusterConfig) -> dict[str, str | bool]:
-    """The long options of sbatch, without their dashes; True for a flag."""
+    """The long options of sbatch, without their dashes; True for a flag.
+
+    With a range of nodes no number of tasks is asked for, but the CPUs that they need: Slurm would keep the number that the first
+    start had, and wait for as many nodes at a requeue.
+    """
+    fewest, most = cluster.node_range
+    tasks = cluster.tasks_per_node or max(1, cluster.gpus_per_node)
     gpus = f"gpu:{cluster.gpu_type}:{cluster.gpus_per_node}" if cluster.gpu_type else f"gpu:{cluster.gpus_per_node}"
     options: dict[str, str | int | bool | None] = {
         "nodes": cluster.nodes,
-        "ntasks-per-node": cluster.tasks_per_node or max(1, cluster.gpus_per_node),
-        "cpus-per-task": cluster.cpus_per_task,
+        "ntasks-per-node": tasks if fewest == most else None,
+        "cpus-per-task": cluster.cpus_per_task if fewest == most else None,
+        "mincpus": cluster.ranks_per_node * (cluster.cpus_per_task or 1) if fewest < most else None,
         "gres": gpus if cluster.gpus_per_node else None,
         "mem": cluster.memory,
         "time": cluster.time,

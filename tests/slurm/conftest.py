@@ -36,18 +36,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def make_site(cluster: Cluster, dataset: Path, tmp_path: Path) -> Callable[[str], Site]:
+@pytest.fixture(scope="session")
+def make_site(cluster: Cluster, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Site]:
+    """Working folders on the login node, one a name."""
+
     def make(name: str) -> Site:
-        folder = tmp_path / name
-        folder.mkdir()
+        folder = tmp_path_factory.mktemp(name)
         config = folder / "run.yaml"
         config.write_text(yaml.safe_dump({**CONFIG, "data": {"path": str(dataset)}}))
         return Site(folder, config, environ=cluster.environment(), cluster=cluster)
 
     return make
-
-
-@pytest.fixture
-def site(make_site: Callable[[str], Site]) -> Site:
-    return make_site("site")

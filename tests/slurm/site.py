@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from launcher.run_folder import read_json
 from launcher.slurm.allocation import parse_job
 from tests.integration.jobs import Workspace, clean_environment
 from tests.paths import ROOT
@@ -20,7 +20,7 @@ OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 @dataclass
 class Site(Workspace):
-    cluster: Cluster | None = None
+    cluster: Cluster = field(kw_only=True)
 
     def __post_init__(self) -> None:
         self.environ = {**self.environ, "PATH": f"{self.environ['PATH'].split(':')[0]}:{clean_environment()['PATH']}"}
@@ -58,19 +58,16 @@ class Site(Workspace):
     def wait_for_step(self, name: str, step: int, timeout_s: float = 120) -> None:
         self.wait_until(f"step {step} of {name}", lambda: self.step(name) >= step, timeout_s)
 
-    def signal_job(self, job_id: str) -> None:
-        """USR1 to the job's own process."""
-        assert self.command("scancel", "--batch", "--signal=USR1", job_id).returncode == 0
+    def signal_job(self, job_id: str, *, to_batch: bool = True) -> None:
+        """USR1 to the job's own process, or to all ranks."""
+        assert self.command("scancel", *(["--batch"] if to_batch else []), "--signal=USR1", job_id).returncode == 0
 
-    def output(self, name: str, job_id: str) -> str:
-        files = [*self.path(name).glob(f"submissions/*/job-{job_id}.txt"), *self.path(name).glob(f"submissions/*/{job_id}_0_log.out")]
-        return "".join(path.read_text(errors="replace") for path in files)
+    def submission(self, name: str) -> dict[str, object]:
+        """What the last submission left on record."""
+        return read_json(sorted(self.path(name).glob("submissions/*/submission.json"))[-1])
 
     def outputs(self) -> str:
         """Everything that jobs have printed here, for a failed test's report."""
         files = sorted([*self.folder.rglob("*.txt"), *self.folder.rglob("*_log.out"), *self.folder.glob("slurm-*.out")])
         queue = subprocess.run(["squeue"], env={**clean_environment(), **self.environ}, capture_output=True, text=True).stdout
         return queue + "".join(f"\n--- {path}\n{path.read_text(errors='replace')}" for path in files)
-
-
-MLITE = (sys.executable, "-m", "launcher.cli")

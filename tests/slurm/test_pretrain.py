@@ -4,93 +4,135 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.integration.jobs import Job
 from tests.slurm.site import PRETRAIN, Site
 
-TWO_BY_TWO = ("parallel.tp=2", "parallel.zero_stage=1", "cluster.nodes=1-2", "cluster.tasks_per_node=2")
-STEPS = ("training.steps=24", "checkpoint.interval_steps=4", "evaluation.interval_steps=12", "lr_scheduler.warmup_steps=2")
+STEPS = ("training.steps=24", "checkpoint.interval_steps=4", "evaluation.interval_steps=12")
 ONE = ("training.engine=torch", "parallel.zero_stage=0", "evaluation.max_sequences=0")
-PRETRAIN_BASH = ("bash", PRETRAIN)
-SUBMIT = ("mlite", "submit")
+TP2_DP2 = ("parallel.tp=2", "parallel.zero_stage=1", "cluster.nodes=1-2")
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> list[dict[str, object]]:
-    """The same run on one process that nobody interrupted."""
-    import yaml
-
-    from tests.integration.conftest import CONFIG
-    from tests.integration.jobs import Workspace
-
-    folder = tmp_path_factory.mktemp("one")
-    (folder / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "data": {"path": str(dataset)}}))
-    workspace = Workspace(folder, folder / "run.yaml")
-    code, output = workspace.run(*STEPS, "training.engine=torch", "parallel.zero_stage=0")
-    assert code == 0, output
-    return workspace.metrics("a")
+def alone(make_site: Callable[[str], Site]) -> tuple[Site, Job]:
+    """The same run on one process that nobody touches, on its way."""
+    site = make_site("alone")
+    return site, site.start(*STEPS, "training.engine=torch", "parallel.zero_stage=0")
 
 
-@pytest.mark.parametrize("command", [PRETRAIN_BASH, SUBMIT], ids=["sbatch", "submitit"])
-def test_requeued_by_a_signal_and_by_a_crashed_node(site: Site, command: tuple[str, ...], expected: list[dict[str, object]]) -> None:
+@pytest.fixture(scope="module")
+def refused(make_site: Callable[[str], Site]) -> tuple[Site, str]:
+    """Slurm refuses requeues of this job."""
+    site = make_site("refused")
+    words = (str(site.config), *STEPS, *ONE, "cluster.requeue=false")
+    return site, site.submit("bash", PRETRAIN, *words, MLITE_FAULT="slow_step:0.4")
+
+
+@pytest.fixture(scope="module")
+def broken(make_site: Callable[[str], Site]) -> tuple[Site, str]:
+    """Rank 1 raises an exception before the first checkpoint, in every attempt."""
+    site = make_site("broken")
+    return site, site.submit("sbatch", "--ntasks-per-node=2", PRETRAIN, str(site.config), *STEPS, *ONE, MLITE_FAULT="raise:2:1")
+
+
+@pytest.fixture(scope="module")
+def cancelled(make_site: Callable[[str], Site]) -> tuple[Site, str]:
+    site = make_site("cancelled")
+    return site, site.submit("bash", PRETRAIN, str(site.config), *STEPS, *ONE, MLITE_FAULT="slow_step:0.4")
+
+
+def test_a_bad_config_is_refused_at_once_and_fails_once(
+    make_site: Callable[[str], Site], alone: Any, refused: Any, broken: Any, cancelled: Any
+) -> None:
+    """On the login node within five seconds, every fault named, nothing queued; given to sbatch all the same, one job fails, once.
+    The small jobs of the next tests run meanwhile."""
+    site = make_site("bad")
+    bad = (str(site.config), "parallel.tp=2", "training.global_batch_size=5", "optimizer.lrr=1")
+    for command in (("bash", PRETRAIN), ("mlite", "submit")):
+        began = time.monotonic()
+        result = site.command(*command, *bad, "cluster.nodes=2", "cluster.tasks_per_node=2")
+        assert time.monotonic() - began < 5
+        assert result.returncode == 2 and "did you mean optimizer.lr?" in result.stderr and "use 4 or 6" in result.stderr
+        assert not site.path("a").exists()
+    job = site.submit("sbatch", "--nodes=2", "--ntasks-per-node=2", PRETRAIN, *bad)
+    facts = site.wait_for_end(job, 60)
+    assert (facts["JobState"], facts["ExitCode"], facts["Restarts"]) == ("FAILED", "2:0", "0")
+    assert "use 4 or 6" in (site.folder / f"slurm-{job}.out").read_text()
+
+
+def test_a_cancelled_job_saves_and_stays_cancelled(cancelled: tuple[Site, str]) -> None:
+    """Requeueing it, as after any other TERM, would bring it back."""
+    site, job = cancelled
+    site.wait_for_step("a", 2)
+    assert site.command("scancel", job).returncode == 0
+    facts = site.wait_for_end(job)
+    assert (facts["JobState"], facts["Restarts"]) == ("CANCELLED", "0")
+    site.wait_until("the save", lambda: site.status("a")["state"] == "stopped")
+    assert site.status("a")["checkpoint"] == site.status("a")["step"] >= 2
+
+
+def test_where_slurm_refuses_requeues_the_next_job_waits_for_this_one(refused: tuple[Site, str]) -> None:
+    """The next job is queued behind this one, with the same options, and finishes the run."""
+    site, job = refused
+    site.wait_for_step("a", 3)
+    site.signal_job(job)
+    assert site.wait_for_end(job)["JobState"] == "COMPLETED", site.outputs()
+    following = str(site.submission("a")["job"])
+    assert following != job and site.wait_for_end(following)["JobState"] == "COMPLETED", site.outputs()
+    assert (site.status("a")["state"], site.status("a")["attempt"]) == ("done", 2)
+
+
+def test_two_attempts_without_a_checkpoint_end_the_chain(broken: tuple[Site, str]) -> None:
+    """Started once more, and no more; the traceback of the rank that failed stands at the end of the job's output (B148)."""
+    site, job = broken
+    facts = site.wait_for_end(job)
+    assert (facts["JobState"], facts["ExitCode"], facts["Restarts"]) == ("FAILED", "1:0", "1"), site.outputs()
+    text = (site.folder / f"slurm-{job}.out").read_text()
+    assert "the first to fail was rank 1" in text[-2000:] and "RuntimeError: a planted fault at step 2" in text[-2000:]
+    assert "2 attempts in a row without a checkpoint" in text
+
+
+# (command, what the cluster is asked for, whether USR1 goes to the job's own process or to the ranks)
+SUBMISSIONS = [
+    pytest.param(("bash", PRETRAIN), ("cluster.tasks_per_node=2",), False, id="sbatch"),
+    pytest.param(("mlite", "submit"), ("cluster.tasks_per_node=1", "cluster.gpus_per_node=2"), True, id="submitit-one-task-two-gpus"),
+]
+
+
+@pytest.mark.parametrize(("command", "asked", "to_batch"), SUBMISSIONS)
+def test_requeued_by_a_signal_and_by_a_crashed_node(
+    make_site: Callable[[str], Site], alone: tuple[Site, Job], command: tuple[str, ...], asked: tuple[str, ...], to_batch: bool
+) -> None:
     """Two nodes of two ranks, stopped by USR1 and started again; then a node dies, and it goes on with one: the same batches and
     losses as one process that nobody touched (B138, B142, B146, B147)."""
-    assert site.cluster is not None
-    job = site.submit(*command, str(site.config), *STEPS, *TWO_BY_TWO, MLITE_FAULT="slow_step:0.25")
+    site = make_site(command[0])
+    job = site.submit(*command, str(site.config), *STEPS, *TP2_DP2, *asked, MLITE_FAULT="slow_step:0.25")
     site.wait_for_step("a", 2)
-    site.signal_job(job)
+    site.signal_job(job, to_batch=to_batch)
     site.wait_until("a requeue", lambda: site.job(job).get("Restarts") == "1")
     stopped = site.status("a")
     assert (stopped["state"], stopped["code"], stopped["step"]) == ("stopped", 75, stopped["checkpoint"])
-    site.wait_for_step("a", stopped["step"] // 4 * 4 + 6)
+    site.wait_for_step("a", stopped["step"] // 4 * 4 + 6)  # two steps after a checkpoint of the second attempt
+    site.cluster.crash("node2")
     try:
-        site.cluster.crash("node2")
         assert site.wait_for_end(job)["JobState"] == "COMPLETED", site.outputs()
     finally:
         site.cluster.start("node2")
     assert site.job(job)["Restarts"] == "2" and site.status("a")["state"] == "done"
     assert [event["layout"]["world"] for event in site.events("a", "started")] == [4, 4, 2]
-    found = site.metrics("a")
-    assert [line.get("batch_id") for line in found] == [line.get("batch_id") for line in expected]
-    assert [line["step"] for line in found] == [line["step"] for line in expected]
+    require_same_run(site, *alone)
+    shown = site.command("mlite", "status", "runs/a").stdout
+    assert f'"id": "{job}", "state": "COMPLETED", "restarts": 2' in shown, shown
+
+
+def require_same_run(site: Site, reference: Site, reference_job: Job) -> None:
+    """Every step once, the same batches, losses within 1e-4."""
+    assert reference_job.wait() == [0], reference_job.output
+    found, expected = site.metrics("a"), reference.metrics("a")
+    assert [(line["step"], line.get("batch_id")) for line in found] == [(line["step"], line.get("batch_id")) for line in expected]
     for mine, wanted in zip(found, expected):
         key = "loss" if "loss" in wanted else "eval/loss"
-        assert abs(mine[key] - wanted[key]) <= 1e-4, (mine, wanted)  # type: ignore[operator]
-
-
-def test_a_bad_config_is_refused_at_once_and_fails_once(site: Site) -> None:
-    """On the login node within five seconds, every fault named, nothing queued; given to sbatch all the same, one job fails, once."""
-    bad = (str(site.config), "parallel.tp=2", "training.global_batch_size=5", "optimizer.lrr=1")
-    began = time.monotonic()
-    result = site.command("bash", PRETRAIN, *bad, "cluster.nodes=2", "cluster.tasks_per_node=2")
-    assert time.monotonic() - began < 5
-    assert result.returncode == 2 and "did you mean optimizer.lr?" in result.stderr and "use 4 or 6" in result.stderr
-    assert not site.path("a").exists()
-    job = site.submit("sbatch", "--nodes=2", "--ntasks-per-node=2", PRETRAIN, *bad)
-    facts = site.wait_for_end(job, 30)
-    assert (facts["JobState"], facts["ExitCode"], facts["Restarts"]) == ("FAILED", "2:0", "0")
-    assert "use 4 or 6" in (site.folder / f"slurm-{job}.out").read_text()
-
-
-def test_where_slurm_refuses_requeues_the_next_job_waits_for_this_one(site: Site) -> None:
-    """`--no-requeue` is a site's word: the next job is queued behind this one, and finishes the run."""
-    job = site.submit("bash", PRETRAIN, str(site.config), *STEPS, *ONE, "cluster.requeue=false", MLITE_FAULT="slow_step:0.3")
-    site.wait_for_step("a", 3)
-    site.signal_job(job)
-    assert site.wait_for_end(job)["JobState"] == "COMPLETED"
-    following = str(int(job) + 1)
-    assert site.wait_for_end(following)["JobState"] == "COMPLETED"
-    assert site.status("a")["state"] == "done" and site.status("a")["attempt"] == 2
-
-
-def test_two_attempts_without_a_checkpoint_end_the_chain(make_site: Callable[[str], Site]) -> None:
-    """Started once more, and no more; the traceback of the rank that failed stands at the end of the job's output (B148)."""
-    site = make_site("stuck")
-    job = site.submit("sbatch", "--ntasks=2", "--ntasks-per-node=2", PRETRAIN, str(site.config), *STEPS, *ONE, MLITE_FAULT="raise:2:1")
-    facts = site.wait_for_end(job)
-    assert (facts["JobState"], facts["ExitCode"], facts["Restarts"]) == ("FAILED", "1:0", "1")
-    text = (site.folder / f"slurm-{job}.out").read_text()
-    assert "the first to fail was rank 1" in text[-2000:] and "RuntimeError: a planted fault at step 2" in text[-2000:]
-    assert "2 attempts in a row without a checkpoint" in text
+        assert abs(mine[key] - wanted[key]) <= 1e-4, (mine, wanted)

@@ -26,11 +26,12 @@ def environ(**more: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("given", "ranks", "cpus"),
     [
-        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "4(x2)"}, (4, 4), None),
-        ({"SLURM_JOB_NUM_NODES": "3", "SLURM_TASKS_PER_NODE": "4(x2),3"}, (4, 4, 3), None),
+        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_NTASKS": "8"}, (4, 4), None),
+        ({"SLURM_JOB_NUM_NODES": "3", "SLURM_TASKS_PER_NODE": "4(x2),3", "SLURM_NTASKS": "11"}, (4, 4, 3), None),
         # Slurm counts CPUs as tasks where nobody asked for a number of tasks
+        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "96(x2)"}, (1, 1), None),
         ({"SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "16(x2)", "SLURM_NTASKS_PER_NODE": "2"}, (2, 2), None),
-        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "8(x2)", "SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_PER_TASK": "12"}, (8, 8), 12),
+        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "8", "SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_PER_TASK": "12"}, (8, 8), 12),
         # one task a node, several GPUs: one rank a GPU, and the task's cores are shared out
         ({"SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_PER_TASK": "96"}, (8, 8), 12),
         ({"SLURM_JOB_NUM_NODES": "1", "SLURM_TASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "1"}, (1,), None),
@@ -42,6 +43,11 @@ def test_ranks_a_node(given: dict[str, str], ranks: tuple[int, ...], cpus: int |
     assert (found.ranks, found.nodes, found.cpus_per_rank, found.world) == (ranks, len(ranks), cpus, sum(ranks))
     assert (f"--ntasks-per-node={ranks[0]}" in found.srun_flags) == (len(set(ranks)) == 1)
     assert f"--ntasks={sum(ranks)}" in found.srun_flags
+
+
+def test_the_submission_may_say_how_many_ranks_a_node_has() -> None:
+    found = read_allocation(environ(SLURM_JOB_NUM_NODES="2", SLURM_TASKS_PER_NODE="16(x2)"), ranks_per_node=2, cpus_per_rank=8)
+    assert (found.ranks, found.cpus_per_rank) == ((2, 2), 8)
 
 
 @pytest.mark.parametrize(("first", "second"), [(1, 16385), (12, 12)])

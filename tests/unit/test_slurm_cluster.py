@@ -26,12 +26,12 @@ def test_the_defaults_file_shows_every_key_and_changes_none() -> None:
 
 
 def test_words_of_the_cluster_are_told_from_those_of_the_run() -> None:
-    words = ["run.yaml", "parallel.tp=2", "cluster=h100", "--cluster.nodes=2-4", "run.name=cluster"]
-    assert split_words(words) == (["run.yaml", "parallel.tp=2", "run.name=cluster"], ["cluster=h100", "--cluster.nodes=2-4"])
+    words = ["run.yaml", "parallel.tp=2", "cluster=h100", "--cluster.nodes=2", "run.name=cluster"]
+    assert split_words(words) == (["run.yaml", "parallel.tp=2", "run.name=cluster"], ["cluster=h100", "--cluster.nodes=2"])
     cluster = load_cluster(split_words(words)[1], root=ROOT)
-    assert (cluster.node_range, cluster.ranks_per_node) == ((2, 4), 8)
+    assert (cluster.node_range, cluster.ranks_per_node) == ((2, 2), 8)
     assert to_flags(sbatch_options(cluster)) == [
-        "--nodes=2-4",
+        "--nodes=2",
         "--ntasks-per-node=8",
         "--cpus-per-task=12",
         "--gres=gpu:8",
@@ -42,6 +42,12 @@ def test_words_of_the_cluster_are_told_from_those_of_the_run() -> None:
         "--requeue",
         "--open-mode=append",
     ]
+
+
+def test_a_range_of_nodes_asks_for_no_number_of_tasks() -> None:
+    """Slurm keeps the number of tasks of the first start, and would wait for as many nodes at a requeue."""
+    flags = to_flags(sbatch_options(ClusterConfig(nodes="2-4", tasks_per_node=4, cpus_per_task=6)))
+    assert flags == ["--nodes=2-4", "--mincpus=24", "--requeue", "--open-mode=append"]
 
 
 def test_mistakes_are_named_all_at_once() -> None:
