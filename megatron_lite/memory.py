@@ -19,7 +19,8 @@ FP32 = 4
 PARTS = ("weights", "gradients", "accumulators", "optimizer", "activations", "logits", "gathered", "buffers", "runtime")
 MOMENTS = ("loss", "backward", "update")
 
-_RUNTIME_BYTES = {"torch": 16 << 20, "deepspeed": 80 << 20}  # code and work space that the first step of an engine loads on CPU
+_RUNTIME_BYTES = {"torch": 16 << 20, "deepspeed": 32 << 20, "zero": 80 << 20}  # what building and the first step load on CPU
+_ALL_REDUCED = 500_000_000  # elements that DeepSpeed copies together to all-reduce them, where it does so; no key sets it
 
 
 @dataclass(frozen=True)
@@ -127,11 +128,12 @@ def saved_by_core(shape: RankShape) -> dict[str, int]:
 
 
 def saved_by_norm(shape: RankShape) -> dict[str, int]:
-    """Bytes for one norm: its input and the normalised in fp32, 1/rms, and its output, which the matrix after it keeps."""
+    """Bytes for one norm: its input, 1/rms, and its output, which the matrix after it keeps; on CPU, where torch has no fused
+    norm, the input in fp32 and the normalised too."""
     tokens, size = shape.tokens, shape.model.hidden_size
     return {
-        "norm's input": tokens // shape.split * FP32 * size,
-        "normalised": tokens // shape.split * FP32 * size,
+        "norm's input": tokens // shape.split * (FP32 if shape.on_cpu else shape.itemsize) * size,
+        "normalised": tokens // shape.split * FP32 * size if shape.on_cpu else 0,
         "1/rms": tokens // shape.split * FP32,
         "norm's output": tokens * shape.itemsize * size,
     }
@@ -227,29 +229,36 @@ class _State:
     update: Mapping[str, float]
 
 
-def _state(model: ModelConfig, training: TrainingConfig, parallel: ParallelConfig, *, dp: int, buckets: Buckets) -> _State:
+def _state(
+    model: ModelConfig, training: TrainingConfig, parallel: ParallelConfig, *, dp: int, buckets: Buckets, accumulates: bool
+) -> _State:
     """By engine and stage, for n local parameters over dp ranks."""
     n, stage = num_local_parameters(model, parallel.tp), parallel.zero_stage
     mine, largest = n / dp, largest_local_parameter(model, parallel.tp)
     bf16 = training.precision == "bf16"
     item = 2 if bf16 else FP32
     bucket, norm = FP32 * min(buckets.reduce, n), 2 * FP32 * largest  # our norm is taken in float64, a parameter at a time
+    all_reduced = FP32 * min(n, _ALL_REDUCED) if dp > 1 else 0
     if training.engine == "torch":
         always = {"accumulators": FP32 * n}
         return _State(item * n, (8 + (FP32 if bf16 else 0)) * n, always, always, always, {**always, "buffers": norm})
     if stage == 0:
         gradients: Mapping[str, float] = {"gradients": FP32 * n}
-        return _State(item * n, 8 * n, {}, gradients, gradients, {**gradients, "buffers": norm})
+        return _State(item * n, 8 * n, {}, gradients, {**gradients, "buffers": all_reduced}, {**gradients, "buffers": norm})
     if stage == 1 and bf16:
         always = {"accumulators": FP32 * n}
-        return _State(item * n, 12 * mine, always, always, always, always)
+        return _State(
+            item * n, 12 * mine, always, always, {**always, "buffers": all_reduced}, {**always, "buffers": min(FP32 * mine, all_reduced)}
+        )
     if stage <= 2:
-        gradients = {"gradients": FP32 * n} if stage == 1 else {"accumulators": FP32 * mine}
-        update: Mapping[str, float] = {"accumulators": FP32 * mine, "buffers": FP32 * mine}  # the partition's gradients, then flattened
-        return _State(item * n, 12 * mine, {}, gradients, {**gradients, "buffers": bucket}, update)
-    always = {"accumulators": FP32 * mine, "buffers": bucket}
-    gathered = {**always, "gathered": item * (min(n, buckets.stage3_live) + largest)}
-    return _State(item * mine, 12 * mine, gathered, gathered, gathered, {**always, "gathered": item * largest})
+        partition = {"accumulators": FP32 * mine}
+        held = {"gradients": float(FP32 * n)} if stage == 1 else partition
+        backward = {"accumulators": FP32 * mine * (2 if accumulates else 1)} if stage == 2 else held  # the sum, and what is added
+        update = {**partition, "buffers": FP32 * mine}  # the partition's gradients parameter by parameter, then flattened
+        return _State(item * n, 12 * mine, {}, held, {**backward, "buffers": bucket}, update)
+    sharded = {"accumulators": FP32 * mine, "buffers": float(bucket)}
+    gathered = {**sharded, "gathered": item * (min(n, buckets.stage3_live) + largest)}
+    return _State(item * mine, 12 * mine, gathered, gathered, gathered, {**sharded, "gathered": float(item * largest)})
 
 
 # ----------------------------------------------------------------------------------------------------------------- whole
@@ -268,7 +277,8 @@ def memory(
 ) -> Memory:
     """What one rank needs at each moment of a step. `model.vocab_size` is a number."""
     shape = rank_shape(model, training, parallel, micro_batch_size=micro_batch_size, pieces=document_mask and on_cpu, on_cpu=on_cpu)
-    state = _state(model, training, parallel, dp=dp, buckets=buckets)
+    accumulates = training.global_batch_size // dp > micro_batch_size
+    state = _state(model, training, parallel, dp=dp, buckets=buckets, accumulates=accumulates)
     outside = sum(saved_outside_layers(shape).values())
     layer = sum(saved_by_layer(shape, "none").values())
     kept = sum(saved_by_layer(shape, training.activation_checkpointing).values())
@@ -276,10 +286,9 @@ def memory(
     always = {
         "weights": state.weights,
         "optimizer": state.optimizer,
-        "runtime": _RUNTIME_BYTES[training.engine] if on_cpu else 0,
+        "runtime": _RUNTIME_BYTES["zero" if parallel.zero_stage else training.engine] if on_cpu else 0,
     }
     recomputed = layer - kept if training.activation_checkpointing != "none" else 0
-    accumulates = training.global_batch_size // dp > micro_batch_size
     moments = {
         "loss": {
             **always,

@@ -20,10 +20,10 @@ MODEL = {"vocab_size": 80, "hidden_size": 64, "num_hidden_layers": 3, "num_atten
 LENGTH, ROWS = 32, 2
 
 
-def kept_by_autograd(config: ModelConfig, training: TrainingConfig, *, pieces: int = 1) -> int:
+def kept_by_autograd(config: ModelConfig, training: TrainingConfig, *, pieces: int = 1, groups: ProcessGroups | None = None) -> int:
     """Bytes of every storage that a forward leaves for its backward, parameters apart."""
     dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
-    model = build_model(config, ProcessGroups.single(), seed=0, dtype=dtype, checkpointing=training.activation_checkpointing)
+    model = build_model(config, groups or ProcessGroups.single(), seed=0, dtype=dtype, checkpointing=training.activation_checkpointing)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     ids = np.random.default_rng(0).integers(0, config.vocabulary, (ROWS, LENGTH))
     starts = [list(range(0, LENGTH, LENGTH // pieces))] * ROWS
@@ -45,8 +45,10 @@ def kept_by_autograd(config: ModelConfig, training: TrainingConfig, *, pieces: i
     return sum(kept.values())
 
 
-def planned_activations(config: ModelConfig, training: TrainingConfig, *, pieces: bool = False) -> int:
-    shape = rank_shape(config, training, ParallelConfig(), micro_batch_size=ROWS, pieces=pieces)
+def planned_activations(
+    config: ModelConfig, training: TrainingConfig, *, pieces: bool = False, parallel: ParallelConfig | None = None
+) -> int:
+    shape = rank_shape(config, training, parallel or ParallelConfig(), micro_batch_size=ROWS, pieces=pieces)
     outside = saved_outside_layers(shape)
     if training.activation_checkpointing == "full":
         del outside["rotation"]  # held by the checkpoints, not by autograd
