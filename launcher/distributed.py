@@ -48,6 +48,7 @@ def start_groups(environment: Environment, parallel: ParallelConfig, *, device: 
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
     else:
         host, port = environment.master
+        host = f"[{host}]" if ":" in host else host  # an IPv6 address
         dist.init_process_group(
             backend, init_method=f"tcp://{host}:{port}", rank=environment.rank, world_size=environment.world_size, timeout=timeout
         )

@@ -115,10 +115,9 @@ def _train(
         command = srun_command(submission, config, cluster, allocation)
         print(shown(command), flush=True)
         step = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
-        limit, told, looked = limit_s(job), False, time.monotonic()
+        limit, told = TimeLimit(allocation.job_id, job, folder), False
         while step.poll() is None:
-            if limit is not None and not stop.asked and time.monotonic() - looked > LOOK_EVERY_S:
-                looked, stop.asked = time.monotonic(), _time_is_up(folder, allocation.job_id, job, limit=limit)
+            stop.asked = stop.asked or limit.is_near()
             if stop.asked and not told:
                 told = True
                 step.send_signal(signal.SIGUSR1)  # srun hands it to every rank
@@ -140,17 +139,31 @@ def srun_command(submission: Submission, config: RunConfig, cluster: ClusterConf
     return ["srun", *allocation.srun_flags, *flags, *ranks]
 
 
-def _time_is_up(folder: RunFolder, job_id: str, job: Mapping[str, str], *, limit: float) -> bool:
-    """Whether the run must begin to stop. The limit may have been raised since the job began, so Slurm is asked again first."""
-    lead = lead_s(folder.status(), step_s=float(last_rates(folder.metrics).get("step_time_s", 0.0)), limit_s=limit)
-    left = seconds_left(job, now=time.time())
-    if left is None or left > lead:
-        return False
-    left = seconds_left(show_job(job_id) or job, now=time.time())
-    if left is None or left > lead:
-        return False
-    show(f"{left:.0f} s before the time limit: stopping (a save takes {folder.status().get('save_s', 'an unknown number of')} s)")
-    return True
+class TimeLimit:
+    """The job's time limit as Slurm tells it, looked at now and then."""
+
+    def __init__(self, job_id: str, job: Mapping[str, str], folder: RunFolder) -> None:
+        self._job_id, self._job, self._folder = job_id, dict(job), folder
+        self._looked = time.monotonic()
+
+    def is_near(self) -> bool:
+        """Whether the run must begin to stop. The limit may have been raised since the job began, so Slurm is asked again first."""
+        if time.monotonic() - self._looked < LOOK_EVERY_S:
+            return False
+        self._looked = time.monotonic()
+        if not self._job or self._short():
+            self._job = show_job(self._job_id) or self._job
+        if not self._short():
+            return False
+        show(f"the time limit is near: stopping (a save takes {self._folder.status().get('save_s', 'an unknown number of')} s)")
+        return True
+
+    def _short(self) -> bool:
+        limit, left = limit_s(self._job), seconds_left(self._job, now=time.time())
+        if limit is None or left is None:
+            return False
+        step_s = float(last_rates(self._folder.metrics).get("step_time_s", 0.0))
+        return left <= lead_s(self._folder.status(), step_s=step_s, limit_s=limit)
 
 
 def _show_failure(folder: RunFolder, *, since: int) -> None:

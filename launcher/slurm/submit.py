@@ -47,12 +47,12 @@ def submit(words: list[str], *, by: By, usage: str, dry_run: bool = False) -> in
 
 
 def queue(submission: Submission, *, after: str | None = None) -> str:
-    """Submit; the job's id. With `after`, a job of the same name, it waits until that has ended. Raises ConfigError with Slurm's
+    """Submit; the job's id. With `after`, it waits until that job and all of its name have ended. Raises ConfigError with Slurm's
     own words."""
     record = submission.record()
     options: dict[str, Any] = dict(record["options"])
     if after is not None:
-        options["dependency"] = "singleton"
+        options["dependency"] = f"singleton,afterany:{after}"  # the name alone may be another's, where sbatch was given none
     job_id = (_by_submitit if record["by"] == "submitit" else _by_sbatch)(submission, options, record)
     submission.note(job=job_id)
     return job_id
@@ -114,7 +114,8 @@ def _key_and_value(word: str) -> tuple[str, str | bool]:
 
 def _environment() -> dict[str, str]:
     """The job gets this environment, but for what belongs to another job or another launcher."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_")) or name == "SLURM_CONF"}
+    foreign = ("SLURM_", "SBATCH_", "MLITE_STOPPED_EARLY")
+    return {name: value for name, value in os.environ.items() if not name.startswith(foreign) or name == "SLURM_CONF"}
 
 
 def main(words: list[str]) -> int:

@@ -1,10 +1,10 @@
 """A real multi-node Slurm on one Linux machine, as root: every node has a network, host name, process ids and /dev/shm of its own.
 
-    python tests/slurm/cluster.py install                       the packages, by apt
-    python tests/slurm/cluster.py up --state DIR [--nodes 2] [--cpus 4] [--gpus 2]
-    eval "$(python tests/slurm/cluster.py env --state DIR)"     then sbatch, srun, squeue just work
-    python tests/slurm/cluster.py crash|start NODE --state DIR  power loss of node1, node2, ...; back again
-    python tests/slurm/cluster.py down --state DIR
+    python -m tests.slurm.cluster install                       the packages, by apt
+    python -m tests.slurm.cluster up --state DIR [--nodes 2] [--cpus 4] [--gpus 2]
+    eval "$(python -m tests.slurm.cluster env --state DIR)"     then sbatch, srun, squeue just work
+    python -m tests.slurm.cluster crash|start NODE --state DIR  power loss of node1, node2, ...; back again
+    python -m tests.slurm.cluster down --state DIR
 
 A "head" namespace holds the controller, a bridge and the nodes' namespaces; when its first process is killed, the kernel kills all
 the rest. Files are shared, as on a cluster. No accounting: `sacct` answers nothing. Needs only the standard library.
@@ -14,39 +14,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import re
 import shlex
 import shutil
-import signal
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
-T = TypeVar("T")
+from tests.slurm.namespaces import NAMESPACES, PATH, ClusterError, Machines, wait_for
 
 PACKAGES = ["munge", "slurmctld", "slurmd", "slurm-client", "iproute2", "util-linux"]
 TOOLS = ["munged", "slurmctld", "slurmd", "sbatch", "srun", "ip", "unshare", "nsenter"]
 CLIENTS = ["sbatch", "srun", "salloc", "squeue", "scancel", "scontrol", "sinfo"]
 SUBNET = "10.213.0"  # inside our namespaces only
 PORT = 6817
-PATH = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
-NAMESPACES = {"n": "--net", "u": "--uts", "i": "--ipc", "m": "--mount", "p": "--pid"}
-# The first process of a namespace: it reaps orphans, nothing else.
-REAPER = """
-import os, signal
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-while True:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]: pass
-    except ChildProcessError: pass
-    signal.sigtimedwait([signal.SIGCHLD], 1)
-"""
 CONF = """\
 ClusterName=ci
 SlurmctldHost=head({subnet}.1)
@@ -90,18 +72,12 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-class ClusterError(RuntimeError):
-    """The cluster can't be what was asked for."""
-
-
-class Cluster:
-    """One cluster, in the folder `state`. Its processes are known by id and start time."""
+class Cluster(Machines):
+    """One cluster, in the folder `state`."""
 
     def __init__(self, state: Path) -> None:
-        self.state = state.resolve()
-        self.file = self.state / "cluster.json"
-        self._launchers: list[subprocess.Popen[bytes]] = []  # reaped when all is over
-        self.facts: dict[str, Any] = json.loads(self.file.read_text()) if self.file.exists() else {}
+        super().__init__(state)
+        self.environ = {"SLURM_CONF": str(self.conf)}
 
     # ------------------------------------------------------------------------------------------------ what is asked of it
 
@@ -111,7 +87,8 @@ class Cluster:
             raise ClusterError(why)
         self.down()
         for name in ("etc", "run", "log", "munge", "ctld", "spool", "dev", "bin"):
-            (self.state / name).mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(self.state / name, ignore_errors=True)  # of an earlier cluster here
+            (self.state / name).mkdir(parents=True)
         (self.state / "munge").chmod(0o700)
         self.facts = {"nodes": nodes, "processes": {}}
         try:
@@ -126,34 +103,28 @@ class Cluster:
 
     def down(self) -> None:
         """End all of it, at once."""
-        self._kill("head")
-        for key in list(self.facts.get("processes", {})):
-            wait_for(f"{key} to end", lambda key=key: not self._alive(key), 20)
-        while self._launchers:
-            self._launchers.pop().wait(20)
-        self.facts = {}
-        self.file.unlink(missing_ok=True)
+        self.end_all()
 
     def crash(self, node: str) -> None:
         """Power loss: everything on the node dies without a word."""
-        self._kill(node)
+        self.kill(node)
         for key in (f"{node}.launcher", f"slurmd.{node}"):
-            wait_for(f"{key} to end", lambda key=key: not self._alive(key), 10)
+            wait_for(f"{key} to end", lambda key=key: not self.alive(key), 10)
             self.facts["processes"].pop(key, None)
 
     def start(self, node: str, *, wait: bool = True) -> None:
         """Boot a node that is not there."""
-        if not self._alive(node):
-            self._boot(node)
+        if not self.alive(node):
+            self.boot(node)
             number = int(node[4:])
             with contextlib.suppress(ClusterError):
-                self._run("ip", "link", "del", f"veth{number}")
-            self._run("ip", "link", "add", f"veth{number}", "type", "veth", "peer", "name", "eth0", "netns", str(self._pid(node)))
-            self._run("ip", "link", "set", f"veth{number}", "addrgenmode", "none", "master", "br0", "up")
-            self._run("ip", "link", "set", "eth0", "addrgenmode", "none", "up", where=node)
-            self._run("ip", "addr", "add", f"{self._address(node)}/24", "dev", "eth0", where=node)
+                self.run("ip", "link", "del", f"veth{number}")
+            self.run("ip", "link", "add", f"veth{number}", "type", "veth", "peer", "name", "eth0", "netns", str(self.pid(node)))
+            self.run("ip", "link", "set", f"veth{number}", "addrgenmode", "none", "master", "br0", "up")
+            self.run("ip", "link", "set", "eth0", "addrgenmode", "none", "up", where=node)
+            self.run("ip", "addr", "add", f"{self._address(node)}/24", "dev", "eth0", where=node)
         pid_file = self.state / "run" / f"slurmd.{node}.pid"
-        self._daemon(f"slurmd.{node}", ["slurmd", "-N", node, "-f", str(self.conf)], pid_file, where=node)
+        self.daemon(f"slurmd.{node}", ["slurmd", "-N", node, "-f", str(self.conf)], pid_file, where=node)
         if wait:
             wait_for(f"{node} to be back", lambda: self.node_states().get(node) in ("idle", "mixed", "allocated"), 60)
 
@@ -162,7 +133,7 @@ class Cluster:
         return {"SLURM_CONF": str(self.conf), "PATH": f"{self.state / 'bin'}:{os.environ['PATH']}"}
 
     def node_states(self) -> dict[str, str]:
-        lines = self._run("sinfo", "-N", "-h", "-o", "%N %T", check=False).splitlines()
+        lines = self.run("sinfo", "-N", "-h", "-o", "%N %T", check=False).splitlines()
         return dict(line.split()[:2] for line in lines if len(line.split()) == 2)
 
     @property
@@ -196,18 +167,18 @@ class Cluster:
         (self.state / "etc" / "hosts").write_text("127.0.0.1 localhost\n::1 localhost ip6-localhost\n" + hosts)
 
     def _start_head(self) -> None:
-        self._boot("head")
-        self._run("ip", "link", "add", "br0", "type", "bridge")
-        self._run("ip", "link", "set", "br0", "addrgenmode", "none", "up")
-        self._run("ip", "addr", "add", f"{self._address('head')}/24", "dev", "br0")
+        self.boot("head")
+        self.run("ip", "link", "add", "br0", "type", "bridge")
+        self.run("ip", "link", "set", "br0", "addrgenmode", "none", "up")
+        self.run("ip", "addr", "add", f"{self._address('head')}/24", "dev", "br0")
         self._write_clients()
         key, run, log = self.state / "munge" / "key", self.state / "run", self.state / "log"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
         files = [f"--key-file={key}", f"--socket={run}/munge.socket", f"--pid-file={run}/munged.pid", f"--log-file={log}/munged.log"]
-        self._daemon("munged", ["munged", "--force", "--num-threads=4", *files, f"--seed-file={self.state}/munge/seed"], run / "munged.pid")
-        self._daemon("slurmctld", ["slurmctld", "-i", "-f", str(self.conf)], run / "slurmctld.pid")
-        wait_for("slurmctld to answer", lambda: "is UP" in self._run("scontrol", "ping", check=False), 40)
+        self.daemon("munged", ["munged", "--force", "--num-threads=4", *files, f"--seed-file={self.state}/munge/seed"], run / "munged.pid")
+        self.daemon("slurmctld", ["slurmctld", "-i", "-f", str(self.conf)], run / "slurmctld.pid")
+        wait_for("slurmctld to answer", lambda: "is UP" in self.run("scontrol", "ping", check=False), 40)
 
     def _write_clients(self) -> None:
         """bin/: client commands that step into the head's network when called from outside."""
@@ -218,116 +189,9 @@ class Cluster:
             wrapper.write_text(
                 f"#!/bin/sh\nexport SLURM_CONF={shlex.quote(str(self.conf))}\n"
                 f'if [ "$(readlink /proc/self/ns/net)" = "{outside}" ]; then\n'
-                f'  exec nsenter --net=/proc/{self._pid("head")}/ns/net {real} "$@"\nfi\nexec {real} "$@"\n'
+                f'  exec nsenter --net=/proc/{self.pid("head")}/ns/net {real} "$@"\nfi\nexec {real} "$@"\n'
             )
             wrapper.chmod(0o755)
-
-    def _boot(self, name: str) -> None:
-        """A new "machine": namespaces that live as long as their first process."""
-        ready = self.state / "run" / f"{name}.ready"
-        ready.unlink(missing_ok=True)
-        script = "\n".join(
-            [
-                "set -e",
-                f"hostname {name}",
-                f"mount --bind {shlex.quote(str(self.state / 'etc' / 'hosts'))} /etc/hosts",
-                "mount -t tmpfs -o mode=1777 tmpfs /dev/shm",
-                "ip link set lo up",
-                f"touch {shlex.quote(str(ready))}",
-                f"exec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(REAPER)}",
-            ]
-        )
-        command = ["unshare", *NAMESPACES.values(), "--fork", "--kill-child=KILL", "--mount-proc", "sh", "-c", script]
-        if name != "head":  # inside the head's, so that its death takes every node along
-            command = [*self._enter("head", "mp"), *command]
-        with open(self.state / "log" / f"{name}.boot", "ab") as log:
-            top = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True)
-
-        def first_process() -> int | None:
-            if top.poll() is not None:
-                raise ClusterError(f"{name} does not start: {(self.state / 'log' / f'{name}.boot').read_text()}")
-            pid: int | None = top.pid
-            for _ in range(1 if name == "head" else 2):  # unshare, the first process; or nsenter, unshare, the first process
-                pid = next(iter(children(pid)), None) if pid else None
-            return pid if ready.exists() else None
-
-        pid = wait_for(f"the namespace of {name}", first_process, 15)
-        self._launchers.append(top)
-        self._record(f"{name}.launcher", top.pid)
-        self._record(name, pid)
-
-    def _daemon(self, key: str, command: list[str], pid_file: Path, *, where: str = "head") -> None:
-        """Start something that puts itself into the background."""
-        pid_file.unlink(missing_ok=True)
-        self._run(*command, where=where, namespaces="nuimp")
-
-        def inner() -> int:
-            try:
-                return int(pid_file.read_text())
-            except (OSError, ValueError):
-                return 0
-
-        self._record(key, self._outside(where, wait_for(f"{key}'s pid file", inner, 20)))
-
-    def _outside(self, where: str, inner: int) -> int:
-        """The id out here of a process that is `inner` in there."""
-        namespace = Path(f"/proc/{self._pid(where)}/ns/pid").readlink()
-        for pid in process_ids():
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/ns/pid").readlink() == namespace:
-                    match = re.search(r"^NSpid:(.*)$", Path(f"/proc/{pid}/status").read_text(), re.M)
-                    if match is not None and int(match[1].split()[-1]) == inner:
-                        return pid
-        raise ClusterError(f"no process {inner} on {where}; see {self.state / 'log'}")
-
-    def _enter(self, where: str, namespaces: str) -> list[str]:
-        return ["nsenter", "-t", str(self._pid(where)), *[NAMESPACES[letter] for letter in namespaces], "--"]
-
-    def _run(self, *command: str, where: str = "head", namespaces: str = "n", check: bool = True) -> str:
-        """Run to its end; a daemon must not keep our pipe open, so the output goes through a file."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
-        output = self.state / "log" / "commands.txt"
-        with open(output, "ab+") as log:
-            begin = log.seek(0, os.SEEK_END)
-            result = subprocess.run(
-                [*self._enter(where, namespaces), *command],
-                env={**kept, "PATH": PATH, "SLURM_CONF": str(self.conf)},
-                cwd="/",
-                timeout=60,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-            log.seek(begin)
-            text = log.read().decode(errors="replace")
-        if check and result.returncode:
-            raise ClusterError(f"`{shlex.join(command)}` on {where} ended with {result.returncode}: {text.strip()}")
-        return text
-
-    # ---------------------------------------------------------------------------------------------------- its processes
-
-    def _record(self, key: str, pid: int) -> None:
-        began = began_at(pid)
-        if began is None:
-            raise ClusterError(f"{key} died at once; see {self.state / 'log'}")
-        self.facts["processes"][key] = [pid, began]
-        self.file.write_text(json.dumps(self.facts))
-
-    def _alive(self, key: str) -> bool:
-        record = self.facts.get("processes", {}).get(key)
-        return record is not None and began_at(record[0]) == record[1]
-
-    def _pid(self, key: str) -> int:
-        if not self._alive(key):
-            raise ClusterError(f"{key} is not running")
-        return int(self.facts["processes"][key][0])
-
-    def _kill(self, key: str) -> None:
-        if self._alive(key):
-            os.kill(self._pid(key), signal.SIGKILL)
-            wait_for(f"{key} to end", lambda: not self._alive(key), 20)
-        self.facts.get("processes", {}).pop(key, None)
 
 
 def why_not() -> str:
@@ -338,7 +202,7 @@ def why_not() -> str:
         return "the test cluster needs root"
     missing = [tool for tool in TOOLS if shutil.which(tool, path=PATH) is None]
     if missing:
-        return f"{', '.join(missing)} not found: `python tests/slurm/cluster.py install` installs Slurm (apt, as root)"
+        return f"{', '.join(missing)} not found: `python -m tests.slurm.cluster install` installs Slurm (apt, as root)"
     probe = ["unshare", *NAMESPACES.values(), "--fork", "--mount-proc", "true"]
     if subprocess.run(probe, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
         return "this machine does not let root make namespaces (a container without the rights?)"
@@ -359,37 +223,6 @@ def install() -> None:
     finally:
         if ours:
             policy.unlink()
-
-
-def began_at(pid: int) -> int | None:
-    """The kernel's start time of a process that is alive."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
-def process_ids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def children(pid: int) -> list[int]:
-    found = []
-    for each in process_ids():
-        with contextlib.suppress(OSError, IndexError):
-            if int(Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(each)
-    return found
-
-
-def wait_for(what: str, test: Callable[[], T | None], timeout_s: float) -> T:
-    deadline = time.monotonic() + timeout_s
-    while not (found := test()):
-        if time.monotonic() > deadline:
-            raise ClusterError(f"waited {timeout_s:g} s in vain for {what}")
-        time.sleep(0.05)
-    return found
 
 
 def main() -> int:

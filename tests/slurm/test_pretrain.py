@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
 
@@ -23,32 +23,34 @@ def alone(make_site: Callable[[str], Site]) -> tuple[Site, Job]:
     return site, site.start(*STEPS, "training.engine=torch", "parallel.zero_stage=0")
 
 
-@pytest.fixture(scope="module")
-def refused(make_site: Callable[[str], Site]) -> tuple[Site, str]:
-    """Slurm refuses requeues of this job."""
-    site = make_site("refused")
-    words = (str(site.config), *STEPS, *ONE, "cluster.requeue=false")
-    return site, site.submit("bash", PRETRAIN, *words, MLITE_FAULT="slow_step:0.4")
+@dataclass(frozen=True)
+class SmallJobs:
+    """Three jobs that ran side by side: a site and a job's id each."""
+
+    refused: tuple[Site, str]  # Slurm refuses its requeue
+    broken: tuple[Site, str]  # rank 1 raises an exception before the first checkpoint, in every attempt
+    cancelled: tuple[Site, str]
 
 
 @pytest.fixture(scope="module")
-def broken(make_site: Callable[[str], Site]) -> tuple[Site, str]:
-    """Rank 1 raises an exception before the first checkpoint, in every attempt."""
-    site = make_site("broken")
-    return site, site.submit("sbatch", "--ntasks-per-node=2", PRETRAIN, str(site.config), *STEPS, *ONE, MLITE_FAULT="raise:2:1")
+def jobs(make_site: Callable[[str], Site]) -> SmallJobs:
+    sites = [make_site(name) for name in ("refused", "broken", "cancelled")]
+    refused, broken, cancelled = sites
+    one, slow = (*STEPS, *ONE), {"MLITE_FAULT": "slow_step:0.4"}
+    ids = [
+        refused.submit("bash", PRETRAIN, str(refused.config), *one, "cluster.requeue=false", **slow),
+        broken.submit("sbatch", "--ntasks-per-node=2", PRETRAIN, str(broken.config), *one, MLITE_FAULT="raise:2:1"),
+        cancelled.submit("bash", PRETRAIN, str(cancelled.config), *one, "training.steps=1000", **slow),
+    ]
+    refused.wait_for_step("a", 3)
+    refused.signal_job(ids[0])
+    cancelled.wait_for_step("a", 2)
+    assert cancelled.command("scancel", ids[2]).returncode == 0
+    return SmallJobs(*zip(sites, ids))
 
 
-@pytest.fixture(scope="module")
-def cancelled(make_site: Callable[[str], Site]) -> tuple[Site, str]:
-    site = make_site("cancelled")
-    return site, site.submit("bash", PRETRAIN, str(site.config), *STEPS, *ONE, MLITE_FAULT="slow_step:0.4")
-
-
-def test_a_bad_config_is_refused_at_once_and_fails_once(
-    make_site: Callable[[str], Site], alone: Any, refused: Any, broken: Any, cancelled: Any
-) -> None:
-    """On the login node within five seconds, every fault named, nothing queued; given to sbatch all the same, one job fails, once.
-    The small jobs of the next tests run meanwhile."""
+def test_a_bad_config_is_refused_at_once_and_fails_once(make_site: Callable[[str], Site]) -> None:
+    """On the login node within five seconds, every fault named, nothing queued; given to sbatch all the same, one job fails, once."""
     site = make_site("bad")
     bad = (str(site.config), "parallel.tp=2", "training.global_batch_size=5", "optimizer.lrr=1")
     for command in (("bash", PRETRAIN), ("mlite", "submit")):
@@ -63,31 +65,27 @@ def test_a_bad_config_is_refused_at_once_and_fails_once(
     assert "use 4 or 6" in (site.folder / f"slurm-{job}.out").read_text()
 
 
-def test_a_cancelled_job_saves_and_stays_cancelled(cancelled: tuple[Site, str]) -> None:
+def test_a_cancelled_job_saves_and_stays_cancelled(jobs: SmallJobs) -> None:
     """Requeueing it, as after any other TERM, would bring it back."""
-    site, job = cancelled
-    site.wait_for_step("a", 2)
-    assert site.command("scancel", job).returncode == 0
+    site, job = jobs.cancelled
     facts = site.wait_for_end(job)
     assert (facts["JobState"], facts["Restarts"]) == ("CANCELLED", "0")
     site.wait_until("the save", lambda: site.status("a")["state"] == "stopped")
     assert site.status("a")["checkpoint"] == site.status("a")["step"] >= 2
 
 
-def test_where_slurm_refuses_requeues_the_next_job_waits_for_this_one(refused: tuple[Site, str]) -> None:
+def test_where_slurm_refuses_requeues_the_next_job_waits_for_this_one(jobs: SmallJobs) -> None:
     """The next job is queued behind this one, with the same options, and finishes the run."""
-    site, job = refused
-    site.wait_for_step("a", 3)
-    site.signal_job(job)
+    site, job = jobs.refused
     assert site.wait_for_end(job)["JobState"] == "COMPLETED", site.outputs()
     following = str(site.submission("a")["job"])
     assert following != job and site.wait_for_end(following)["JobState"] == "COMPLETED", site.outputs()
     assert (site.status("a")["state"], site.status("a")["attempt"]) == ("done", 2)
 
 
-def test_two_attempts_without_a_checkpoint_end_the_chain(broken: tuple[Site, str]) -> None:
+def test_two_attempts_without_a_checkpoint_end_the_chain(jobs: SmallJobs) -> None:
     """Started once more, and no more; the traceback of the rank that failed stands at the end of the job's output (B148)."""
-    site, job = broken
+    site, job = jobs.broken
     facts = site.wait_for_end(job)
     assert (facts["JobState"], facts["ExitCode"], facts["Restarts"]) == ("FAILED", "1:0", "1"), site.outputs()
     text = (site.folder / f"slurm-{job}.out").read_text()
