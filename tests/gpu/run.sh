@@ -7,7 +7,8 @@ python=${PYTHON:-}
 if [ -z "$python" ]; then
   if [ -x .venv/bin/python ]; then python=.venv/bin/python; else python=python3; fi
 fi
-if compgen -G '.wheels/*.whl' >/dev/null; then # what the machine lacks was carried here: wheels.sh
+missing='import importlib.util as u, sys; sys.exit(all(map(u.find_spec, ("pydantic", "omegaconf", "zstandard", "deepspeed"))))'
+if "$python" -c "$missing" && compgen -G '.wheels/*.whl' >/dev/null; then # what the machine lacks was carried here: wheels.sh
   site=$(mktemp -d)
   trap 'rm -rf "$site"' EXIT
   "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site" .wheels/*.whl
