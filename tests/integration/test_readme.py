@@ -1,27 +1,44 @@
 """The README and the docs: if these fail, a stranger types what they say and meets an error."""
 
+from __future__ import annotations
+
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from data_pipeline.config import DataConfig
+from data_pipeline.errors import MegatronLiteError
+from data_pipeline.schema import Section
+from launcher.cli import app
+from launcher.commands import data
+from launcher.config import RunConfig, load_config
+from launcher.slurm.cluster import ClusterConfig
+from megatron_lite.sizes import flops_per_token, num_parameters
+from tests.config_reference import section_in
 from tests.paths import ROOT
 from tests.tree import with_tree
 
 BIN = Path(sys.executable).parent
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "docs" / "first-model.md", *(page for page in DOCS if page.name != "first-model.md")]
 
 
 def commands(text: str) -> list[str]:
-    """Every line of the ```bash blocks. The two make targets stand in an ```sh block: CI itself is their test."""
+    """Every line of the ```bash blocks. What needs a cluster, a GPU, a network or minutes stands in an ```sh block; the two make
+    targets of the README, too: CI itself is their test."""
     return [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines() if line.strip()]
 
 
-def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
-    """In order, in an empty folder that sees the checkout's docs, configs and launcher, each ending with 0."""
+def test_every_command_of_the_docs_works(tmp_path: Path) -> None:
+    """Each different line once, page after page, in a folder that has the checkout's configs and sees a text, docs and launcher.
+    Each ends with 0, or with the code that its comment gives."""
     for name in ("docs", "launcher"):
         (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
     environment = {
         **os.environ,
         "PATH": f"{BIN}:{os.environ['PATH']}",
@@ -29,11 +46,14 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
         "WANDB_MODE": "disabled",
         "OMP_NUM_THREADS": "1",
     }
-    typed = commands((ROOT / "README.md").read_text())
-    assert len(typed) >= 8
+    typed = list(dict.fromkeys(line for page in PAGES for line in commands(page.read_text())))
+    assert len(typed) >= 20
     for line in typed:
-        done = subprocess.run(shlex.split(line), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, f"{line}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        code = int(match[1]) if (match := re.search(r"# exits with (\d+)$", line)) else 0
+        words = shlex.split(line, comments=True)
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+        assert done.returncode == code, f"{line}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert "<svg" in (tmp_path / "runs/mine/report.html").read_text()
 
 
 def test_the_tree_is_fresh() -> None:
@@ -43,12 +63,79 @@ def test_the_tree_is_fresh() -> None:
 
 
 def test_links_of_the_docs_lead_somewhere() -> None:
-    """A link to a file that is gone, or to a test that was renamed."""
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
-        for label, target in re.findall(r"\[([^\]]+)\]\(([^)#]+)\)", page.read_text()):
+    """A link to a file that is gone, to a heading that is not there, or to a test that was renamed."""
+    for page in (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "slurm" / "README.md"):
+        for label, target in re.findall(r"\[([^\]]+)\]\(([^)]+)\)", page.read_text()):
             if "://" in target:
                 continue
-            path = (page.parent / target).resolve()
+            file, _, heading = target.partition("#")
+            path = (page.parent / file).resolve() if file else page
             assert path.exists(), f"{page.name}: {target}"
+            if heading:
+                assert heading in headings(path.read_text()), f"{page.name}: {target}"
             if "::" in label:
                 assert re.search(rf"^def {label.split('::')[1]}\b", path.read_text(), re.MULTILINE), f"{page.name}: {label}"
+
+
+def headings(text: str) -> set[str]:
+    """Anchors as they are made of headings: lower case, words joined by hyphens."""
+    return {re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in text.splitlines() if line.startswith("#")}
+
+
+def test_every_subcommand_that_is_written_of_exists() -> None:
+    """`mlite something`, on any page, in prose or code."""
+    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    of_data = {command.name or command.callback.__name__ for command in data.app.registered_commands if command.callback}
+    for page in PAGES:
+        for word, second in re.findall(r"(?:`|^|> |\$ )mlite ([a-z]+)(?: ([a-z]+))?", page.read_text(), re.MULTILINE):
+            assert word in known | {"data"}, f"{page.name}: mlite {word}"
+            assert word != "data" or not second or second in of_data, f"{page.name}: mlite data {second}"
+
+
+def test_every_key_that_is_written_of_exists() -> None:
+    """`a.b=c` or `a.b` in code, on any page; and each key in the first column of the table of other frameworks' keys."""
+    known = keys(RunConfig) | keys(DataConfig) | {f"cluster.{key}" for key in keys(ClusterConfig)} | {"cluster"}
+    sections = {key.split(".")[0] for key in known if "." in key} | {"cluster"}
+    for page in PAGES:
+        text = re.sub(r"<!-- keys:.*?\n## ", "", page.read_text(), flags=re.DOTALL)  # other frameworks' keys
+        code = " ".join(re.findall(r"`[^`\n]+`|```(?:ba)?sh\n.*?```", text, re.DOTALL))
+        for key in re.findall(r"(?<![\w./{-])([a-z_]+(?:\.[a-z_]+)+)(?![\w/.*(])", code):
+            if key.split(".")[0] in sections and Path(key).suffix not in (".json", ".yaml", ".jsonl", ".html", ".md", ".py", ".sh"):
+                assert key in known or key.endswith(".key"), f"{page.name}: {key}"
+    table = (ROOT / "docs" / "coming-from.md").read_text().partition("<!-- keys:")[2].partition("\n## ")[0]
+    ours = [key for row in table.splitlines() if row.startswith("| `") for key in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    assert len(ours) > 45 and not set(ours) - known
+
+
+def keys(section: type[Section], prefix: str = "") -> set[str]:
+    """Every key below a section, and the sections themselves, dotted."""
+    found: set[str] = set()
+    for name, field in section.model_fields.items():
+        found.add(prefix + name)
+        inner = section_in(field.annotation)
+        found |= keys(inner, f"{prefix}{name}.") if inner is not None else set()
+    return found
+
+
+def test_every_exit_code_has_a_section() -> None:
+    """In the page that is arranged by them."""
+    codes = {error.exit_code for error in MegatronLiteError.__subclasses__()} | {0, 1}
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    assert {int(code) for code in re.findall(r"^## (\d+): ", page, re.MULTILINE)} == codes
+
+
+def test_numbers_of_the_recipe_are_computed() -> None:
+    """Its page gives a budget of a run that nobody has made: at least that must be of this config."""
+    config = load_config(ROOT / "configs/run/gpt2-124m.yaml", [f"model={ROOT / 'configs/model/gpt2-124m.yaml'}"], world_size=8)
+    steps, tokens = config.training.num_steps, config.training.global_batch_size * config.training.sequence_length
+    flops = flops_per_token(config.model, config.training.sequence_length)
+    page = (ROOT / "docs/recipes/gpt2-124m.md").read_text()
+    assert "Not run yet" in page
+    for number in (
+        f"{num_parameters(config.model):,}",
+        f"{steps:,}",
+        f"{tokens:,}",
+        f"{steps * tokens:,}",
+        f"{flops * steps * tokens:.2e}",
+    ):
+        assert number.replace("e+", "e") in page, number
