@@ -98,6 +98,7 @@ def test_every_key_that_is_written_of_exists() -> None:
     sections = {key.split(".")[0] for key in known if "." in key} | {"cluster"}
     for page in PAGES:
         text = re.sub(r"<!-- keys:.*?\n## ", "", page.read_text(), flags=re.DOTALL)  # other frameworks' keys
+        text = re.sub(r".*# exits with \d+$", "", text, flags=re.MULTILINE)  # wrong on purpose
         code = " ".join(re.findall(r"`[^`\n]+`|```(?:ba)?sh\n.*?```", text, re.DOTALL))
         for key in re.findall(r"(?<![\w./{-])([a-z_]+(?:\.[a-z_]+)+)(?![\w/.*(])", code):
             if key.split(".")[0] in sections and Path(key).suffix not in (".json", ".yaml", ".jsonl", ".html", ".md", ".py", ".sh"):
