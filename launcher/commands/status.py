@@ -19,22 +19,22 @@ def show_status(run: Path) -> None:
     """status.json as one line of JSON, with `alive`: whether a job holds the folder on this host, or touched it just now; the
     rate of the last logged step; and of a Slurm job what Slurm says, where it can be asked from here."""
     folder = RunFolder(run)
-    status, job = folder.status(), newest_job(run)
+    status, (job, last) = folder.status(), newest_job(run)
     if not status and job is None:
         raise ConfigError([Fault("RUN", str(run), "a run folder, with a status.json in it", "it is printed when a run starts: runs/NAME")])
     age_s = time.time() - status.pop("time", time.time())
     alive = folder.lock.held_by_somebody() or (status.get("state") in LIVE and folder.lock.touched_lately())
     shown = {"run": str(run), **(status or {"state": "queued"}), "alive": alive, "age_s": round(age_s), **last_rates(folder.metrics)}
-    print(to_line({**shown, **({"job": describe_job(job)} if job else {})}), end="")
+    print(to_line({**shown, **({"job": {**describe_job(job), **last}} if job else {})}), end="")
 
 
-def newest_job(run: Path) -> str | None:
-    """The id of the job that was submitted last for this run, or that ran it last."""
+def newest_job(run: Path) -> tuple[str | None, dict[str, str]]:
+    """The id of the job that was submitted last for this run, or that ran it last; and how that job's last start ended."""
     submissions = sorted((run / "submissions").glob("[0-9]*"))
     attempts = sorted((run / "attempts").glob("[0-9]*"))
-    submitted = read_json(submissions[-1] / "submission.json").get("job") if submissions else None
+    submitted = read_json(submissions[-1] / "submission.json") if submissions else {}
     started = read_json(attempts[-1] / "environment.json").get("job") if attempts else None
-    return submitted or started
+    return submitted.get("job") or started, {"last_start": submitted["last"]} if "last" in submitted else {}
 
 
 def describe_job(job_id: str) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def run_attempt(submission: Submission, environ: Mapping[str, str]) -> Decision:
         checkpoint=newest_checkpoint(folder.checkpoints),
         ended_by=ended_by(job),
     )
+    submission.note(last=decision.why)
     _show_failure(folder, since=attempt_before)
     return _go_on(decision, submission, allocation, job) if decision.action == "again" else decision
 
@@ -109,7 +110,7 @@ def _train(
     """Start the ranks and wait for them; srun's exit code."""
     with held_port(environ, start=int(allocation.job_id)) as port:
         environment = {name: value for name, value in environ.items() if name not in FOREIGN}
-        environment["MASTER_PORT"] = str(port)
+        environment.update(MASTER_PORT=str(port), PYTHONUNBUFFERED="1")
         if allocation.cpus_per_rank:
             environment.setdefault("OMP_NUM_THREADS", str(allocation.cpus_per_rank))
         command = srun_command(submission, config, cluster, allocation)
@@ -135,7 +136,7 @@ def srun_command(submission: Submission, config: RunConfig, cluster: ClusterConf
         arguments=["--config", str(submission.config)],
         folders=folders,
     )
-    flags = ["--kill-on-bad-exit=1", "--unbuffered", "--label", *container_flags(cluster, folders=folders), *cluster.srun_args]
+    flags = ["--kill-on-bad-exit=1", "--label", *container_flags(cluster, folders=folders), *cluster.srun_args]
     return ["srun", *allocation.srun_flags, *flags, *ranks]
 
 

@@ -20,7 +20,7 @@ DEFAULT = "default"
 class ContainerConfig(Section):
     """Ranks run inside this image. What starts them (sbatch, srun) stays outside."""
 
-    runtime: Literal["apptainer", "pyxis"] = "apptainer"
+    runtime: Literal["apptainer", "pyxis"] = "apptainer"  # what starts the image
     image: str  # apptainer: a .sif file or a folder; pyxis: what --container-image takes
     mounts: list[str] = []  # SOURCE:TARGET; the working folder and the checkout are mounted anyway
     python: str = "python"  # inside the image
@@ -31,19 +31,19 @@ class ClusterConfig(Section):
 
     nodes: int | str = 1  # 4, or a range: 2-4 takes what is free, now and at every requeue
     tasks_per_node: int | None = Field(None, gt=0)  # null: one a GPU, or one on machines without
-    gpus_per_node: int = Field(0, ge=0)
-    gpu_type: str | None = None
-    cpus_per_task: int | None = Field(None, gt=0)
+    gpus_per_node: int = Field(0, ge=0)  # --gres
+    gpu_type: str | None = None  # --gres=gpu:TYPE:N
+    cpus_per_task: int | None = Field(None, gt=0)  # --cpus-per-task
     memory: str | None = None  # of a node: 200G; 0 is all of it
     time: str | None = None  # 24:00:00
-    account: str | None = None
-    partition: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    exclusive: bool = False
+    account: str | None = None  # --account
+    partition: str | None = None  # --partition
+    qos: str | None = None  # --qos
+    constraint: str | None = None  # --constraint
+    exclusive: bool = False  # whole nodes
     requeue: bool = True  # false: the site refuses it, and the next job waits for this one instead
-    sbatch_args: list[str] = []
-    srun_args: list[str] = []
+    sbatch_args: list[str] = []  # more options of sbatch, each in one word
+    srun_args: list[str] = []  # more options of srun
     setup: list[str] = []  # lines of shell before python starts: module load ...
     container: ContainerConfig | None = None
 

@@ -114,7 +114,7 @@ def _key_and_value(word: str) -> tuple[str, str | bool]:
 
 def _environment() -> dict[str, str]:
     """The job gets this environment, but for what belongs to another job or another launcher."""
-    foreign = ("SLURM_", "SBATCH_", "MLITE_STOPPED_EARLY")
+    foreign = ("SLURM_", "MLITE_STOPPED_EARLY")
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign) or name == "SLURM_CONF"}
 
 

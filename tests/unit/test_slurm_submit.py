@@ -64,7 +64,7 @@ def test_what_was_submitted_is_frozen(folder: Path) -> None:
     given = (folder / "sbatch.txt").read_text().splitlines()
     assert given[-2:] == ["--submission", str(found.folder)] and "--nodes=2" in given and "--job-name=mlite-a" in given
     assert f"MLITE_SETUP={found.setup}" in (folder / "env.txt").read_text()
-    assert newest_job(folder / "runs" / "a") == "4711"
+    assert newest_job(folder / "runs" / "a") == ("4711", {})
 
 
 def test_the_next_job_waits_for_this_one_and_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
