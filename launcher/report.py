@@ -29,7 +29,7 @@ CHARTS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     ("Model FLOPs utilisation", (("MFU", "mfu", "thin"),)),
 )
 CUT = (CHARTS[0][0], CHARTS[2][0])
-QUIET_EVENTS = ("saved", "started", "done", "stopped")  # which have tables of their own
+QUIET_EVENTS = ("saved", "started", "done", "stopped", "memory")  # which stand elsewhere on the page
 
 
 def write_report(run: Path, to: Path | None = None) -> Path:
@@ -202,6 +202,9 @@ def _sizes(facts: RunFacts) -> str:
             ("saves", f"{len(saves)}, {took(float(np.nansum(saves)))} together"),
             ("done twice because of resumes", f"{facts.num_moved:,} logged steps, {took(facts.moved_s)}"),
         ]
+    for event in [event for event in facts.events if event.get("event") == "memory"][-1:]:
+        planned, measured = (number(event.get(key)) / 2**20 for key in ("planned_bytes", "measured_bytes"))
+        rows.append(("peak memory of a rank", f"planned {planned:,.1f} MiB, measured {measured:,.1f} MiB"))
     rows += [(f"checkpoint {name}", f"{num_bytes / 1e6:,.1f} MB") for name, num_bytes in facts.checkpoints()]
     return "<h2>Size and time</h2>" + pairs(rows) if rows else ""
 

@@ -17,23 +17,32 @@ from pydantic_core import PydanticUndefined
 from data_pipeline.config import DataConfig
 from data_pipeline.schema import Section
 from launcher.config import RunConfig
+from launcher.slurm.cluster import ClusterConfig
 from tests.paths import ROOT
 
 PAGE = ROOT / "docs" / "config-reference.md"
 HEAD = """# Every config key
 
-<!-- Written by `python -m tests.config_reference` from the sections in launcher/config.py, megatron_lite/config.py and
-data_pipeline/config.py; a test holds it fresh. -->
+<!-- Written by `python -m tests.config_reference` from the sections in launcher/config.py, megatron_lite/config.py,
+data_pipeline/config.py and launcher/slurm/cluster.py; a test holds it fresh. -->
 
 Any key can be overridden on the command line, `section.key=value`, the value read as YAML 1.2: `3e-4` is a number, `off` a word.
 `${run.name}` refers to another key. `model`, and any other section, may be the path of a YAML file. An unknown key is refused with
 the nearest valid one. What may change between two attempts of a run: [first-model.md](first-model.md#change-something-and-go-on).
 
 """
+CLUSTER = """## A cluster config
+
+`configs/cluster/NAME.yaml`, chosen by `cluster=NAME`; on the command line `cluster.key=value`. [slurm.md](slurm.md) explains them.
+
+"""
 
 
 def reference() -> str:
-    return f"{HEAD}## A run config\n\n{_sections(RunConfig, '')}## A data config\n\n{_sections(DataConfig, '')}".rstrip() + "\n"
+    return (
+        f"{HEAD}## A run config\n\n{_sections(RunConfig, '')}## A data config\n\n{_sections(DataConfig, '')}{CLUSTER}{_sections(ClusterConfig, '')}".rstrip()
+        + "\n"
+    )
 
 
 def _sections(section: type[Section], prefix: str) -> str:

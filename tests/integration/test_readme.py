@@ -10,12 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from data_pipeline.config import DataConfig
 from data_pipeline.errors import MegatronLiteError
 from data_pipeline.schema import Section
 from launcher.cli import app
 from launcher.commands import data
 from launcher.config import RunConfig, load_config
+from launcher.plan import plan_run
 from launcher.slurm.cluster import ClusterConfig
 from megatron_lite.sizes import flops_per_token, num_parameters
 from tests.config_reference import section_in
@@ -127,11 +130,15 @@ def test_every_exit_code_has_a_section() -> None:
 
 def test_numbers_of_the_recipe_are_computed() -> None:
     """Its page gives a budget of a run that nobody has made: at least that must be of this config."""
-    config = load_config(ROOT / "configs/run/gpt2-124m.yaml", [f"model={ROOT / 'configs/model/gpt2-124m.yaml'}"], world_size=8)
+    run, model = ROOT / "configs/run/gpt2-124m.yaml", f"model={ROOT / 'configs/model/gpt2-124m.yaml'}"
+    config, small = load_config(run, [model], world_size=8), load_config(run, [model, "training.micro_batch_size=8"])
     steps, tokens = config.training.num_steps, config.training.global_batch_size * config.training.sequence_length
     flops = flops_per_token(config.model, config.training.sequence_length)
     page = (ROOT / "docs/recipes/gpt2-124m.md").read_text()
     assert "Not run yet" in page
+    about = [plan_run(config, world=8, device_type="cuda").needed_bytes, plan_run(small, world=1, device_type="cuda").needed_bytes]
+    said = [int(size) for size in re.findall(r"about (\d+) GiB in micro-batches", page)]
+    assert said == [pytest.approx(size / 2**30, rel=0.1) for size in about]
     for number in (
         f"{num_parameters(config.model):,}",
         f"{steps:,}",

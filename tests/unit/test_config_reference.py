@@ -5,6 +5,7 @@ from __future__ import annotations
 from data_pipeline.config import DataConfig, SourceConfig
 from data_pipeline.schema import Section
 from launcher.config import RunConfig
+from launcher.slurm.cluster import ClusterConfig
 from megatron_lite.config import ModelConfig, ParallelConfig
 from tests.config_reference import PAGE, default, field_comments, reference, section_in, values
 
@@ -26,7 +27,7 @@ def test_every_key_is_explained() -> None:
                 found.append(prefix + name)
         return found
 
-    assert unexplained(RunConfig) + unexplained(DataConfig) == []
+    assert unexplained(RunConfig) + unexplained(DataConfig) + unexplained(ClusterConfig) == []
 
 
 def test_limits_and_defaults() -> None:

@@ -60,6 +60,7 @@ def run(tmp_path: Path) -> Path:
             {"time": 51.0, "attempt": 2, "event": "started", "step": 4, "layout": layout},
             {"time": 52.0, "attempt": 2, "event": "changed", "key": "optimizer.lr", "old": 1, "new": "<2>"},
             {"time": 61.0, "attempt": 3, "event": "started", "step": 4, "layout": layout},
+            {"time": 69.0, "attempt": 3, "event": "memory", "planned_bytes": 3 << 20, "measured_bytes": 4 << 20},
             {"time": 70.0, "attempt": 3, "event": "done", "message": "done: 8 steps"},
         )
     )
