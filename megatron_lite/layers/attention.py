@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -11,6 +10,7 @@ from megatron_lite.config import ModelConfig
 from megatron_lite.layers.context import ForwardContext
 from megatron_lite.layers.kernels import AttentionDropout, attention
 from megatron_lite.layers.linear import RowLinear, cut_rows, enter_tp, parameter_of
+from megatron_lite.layers.matmul import linear
 from megatron_lite.layers.positions import rotate
 from megatron_lite.parallel.collectives import gather_rows
 from megatron_lite.parallel.groups import ProcessGroups
@@ -38,7 +38,7 @@ class QKVLinear(nn.Module):
             queries, keys_values = weight.split([self.query_rows, 2 * self.kv_rows])
             parts = gather_rows(keys_values, self.sharing).view(self.sharing.size, 2, self.kv_rows, -1)
             weight = torch.cat([queries, parts.transpose(0, 1).reshape(-1, x.shape[-1])])
-        return F.linear(enter_tp(x, self.tp, split=split), weight)
+        return linear(enter_tp(x, self.tp, split=split), weight)
 
 
 class Attention(nn.Module):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from megatron_lite.layers.cross_entropy import vocab_parallel_cross_entropy
 from megatron_lite.layers.linear import enter_tp, leave_tp, parameter_of
+from megatron_lite.layers.matmul import linear
 from megatron_lite.parallel.collectives import gather_last
 from megatron_lite.parallel.groups import Axis, ProcessGroups
 from megatron_lite.parallel.shard_spec import Piece, ShardSpec
@@ -76,7 +77,7 @@ class LMHead(nn.Module):
         is none. "logits": fp32 [B, S, V], all-gathered over tp. Alike on every tp rank."""
         hidden = enter_tp(hidden, self.tp, split=split)
         if output == "logits":
-            logits = F.linear(hidden, self.weight).float()
+            logits = linear(hidden, self.weight).float()
             return gather_last(logits, self.tp)[..., : self.vocabulary]
         assert targets is not None
         losses = vocab_parallel_cross_entropy(

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megatron_lite.layers.matmul import linear
 from megatron_lite.parallel.collectives import copy_to, gather_sequence, reduce_from, scatter_sequence
 from megatron_lite.parallel.groups import Axis, ProcessGroups
 from megatron_lite.parallel.shard_spec import Piece, ShardSpec, attach
@@ -59,7 +59,7 @@ class ColumnLinear(nn.Module):
         self.weight = parameter_of(cut_rows(blocks, in_features, groups.tp))
 
     def forward(self, x: Tensor, *, split: bool) -> Tensor:
-        return F.linear(enter_tp(x, self.tp, split=split), self.weight)
+        return linear(enter_tp(x, self.tp, split=split), self.weight)
 
 
 class RowLinear(nn.Module):
@@ -71,4 +71,4 @@ class RowLinear(nn.Module):
         self.weight = parameter_of(cut_columns(name, out_features, in_features, groups.tp))
 
     def forward(self, x: Tensor, *, split: bool) -> Tensor:
-        return leave_tp(F.linear(x, self.weight), self.tp, split=split)
+        return leave_tp(linear(x, self.weight), self.tp, split=split)

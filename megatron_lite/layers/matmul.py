@@ -1,0 +1,61 @@
+"""Matrix products. In fp32 on AVX-512 processors they go to oneDNN: MKL, torch's own choice, is half as fast on AMD's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_LEAST_MULTIPLICATIONS = 1 << 21  # below it the call costs more than the product
+
+
+def _found() -> Any:
+    """oneDNN's x @ weight^T in full fp32, which torch has for its compiler; None where it is not there."""
+    if torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512":
+        return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    return None
+
+
+_onednn = _found()
+
+
+def times_transposed(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b^T: [..., K], [N, K] -> [..., N], without a gradient. The inputs may be transposed views."""
+    return _product(a, b) if _serves(a, b) else F.linear(a, b)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight^T: [..., K], [N, K] -> [..., N]."""
+    return _Linear.apply(x, weight) if _serves(x, weight) else F.linear(x, weight)
+
+
+def _serves(a: Tensor, b: Tensor) -> bool:
+    fp32 = a.dtype == b.dtype == torch.float32
+    return _onednn is not None and fp32 and a.device.type == "cpu" and a.numel() * b.shape[0] >= _LEAST_MULTIPLICATIONS
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return _onednn(_dense(a), _dense(b), None, "none", [], "")
+
+
+def _dense(x: Tensor) -> Tensor:
+    """x, copied unless it or its transpose is without gaps: for others oneDNN has but its reference loops."""
+    return x if x.is_contiguous() or (x.dim() == 2 and x.t().is_contiguous()) else x.contiguous()
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        of_x = times_transposed(gradient, weight.t()) if ctx.needs_input_grad[0] else None
+        of_weight = None
+        if ctx.needs_input_grad[1]:
+            of_weight = times_transposed(gradient.flatten(0, -2).t(), x.flatten(0, -2).t())
+        return of_x, of_weight
