@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data_pipeline.errors import ConfigError
-from launcher.config import parse_arguments
+from launcher.config import Arguments, load_config, parse_arguments
 from launcher.console import show
 from launcher.slurm.check import check, check_tools
-from launcher.slurm.cluster import load_cluster, sbatch_options, shown, split_words, to_flags
+from launcher.slurm.cluster import ClusterConfig, load_cluster, sbatch_options, shown, split_words, to_flags
 from launcher.slurm.submission import ROOT, SCRIPT, Submission, freeze, job_name
 
 By = Literal["sbatch", "submitit"]
@@ -23,7 +23,7 @@ def submit(words: list[str], *, by: By, usage: str, dry_run: bool = False) -> in
     """Check everything, write the submission down, queue it; the exit code. With `dry_run`, only say what would be asked for."""
     run_words, cluster_words = split_words(words)
     arguments = parse_arguments(run_words, usage=usage)
-    cluster = load_cluster(cluster_words, root=ROOT)
+    cluster = _cluster_for(cluster_words, arguments)
     checked = check(arguments.config, list(arguments.overrides), cluster)
     for note in checked.notes:
         show(f"note: {note}")
@@ -44,6 +44,19 @@ def submit(words: list[str], *, by: By, usage: str, dry_run: bool = False) -> in
     show(f"job {job_id}: {checked.world} ranks, {submission.folder}; output in {output_of(submission, job_id)}")
     show(f"look at it: mlite status {checked.config.run.folder}    end it: scancel {job_id}")
     return 0
+
+
+def _cluster_for(words: list[str], arguments: Arguments) -> ClusterConfig:
+    """Raises ConfigError with the faults of the run's config beside the cluster's own."""
+    try:
+        return load_cluster(words, root=ROOT)
+    except ConfigError as error:
+        faults = list(error.faults)
+        try:
+            load_config(arguments.config, arguments.overrides)
+        except ConfigError as another:
+            faults += another.faults
+        raise ConfigError(faults) if faults else error from None
 
 
 def queue(submission: Submission, *, after: str | None = None) -> str:

@@ -115,6 +115,12 @@ def test_faults_are_named_before_the_queue(folder: Path, monkeypatch: pytest.Mon
         check_tools()
 
 
+def test_faults_of_run_and_cluster_are_named_together(folder: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        submit(["run.yaml", "optimizer.lrr=1", "cluster.nodez=2", "cluster.gpus_per_node=-1"], by="sbatch", usage="")
+    assert {fault.field for fault in error.value.faults} == {"optimizer.lrr", "cluster.nodez", "cluster.gpus_per_node"}
+
+
 def test_what_is_finished_is_not_queued(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "runs" / "a").mkdir(parents=True)
     (folder / "runs" / "a" / "status.json").write_text(json.dumps({"state": "done", "code": 0, "step": 8, "time": time.time()}))
