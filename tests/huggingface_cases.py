@@ -38,13 +38,13 @@ MODELS = {
 }
 
 
-def trained(config: ModelConfig, *, seed: int = 3) -> torch.nn.Module:
+def trained(config: ModelConfig, *, seed: int = 3, noise: float = 0.1) -> torch.nn.Module:
     """A model none of whose weights is as it was made: norms and all differ from their defaults."""
     model = build_model(config, ProcessGroups.single(), seed=seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter += noise * torch.randn(parameter.shape, generator=generator)
     return model
 
 

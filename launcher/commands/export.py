@@ -11,6 +11,7 @@ from typing import Any
 
 from data_pipeline.dataset import Dataset
 from data_pipeline.errors import CheckpointError, ConfigError, Fault
+from data_pipeline.schema import validate
 from data_pipeline.storage import atomic_folder
 from launcher.saved_config import read_config, run_of
 from megatron_lite.checkpoint.huggingface.families import left_behind, to_tree
@@ -39,20 +40,18 @@ def export_run(path: Path, overrides: Sequence[str], *, to: Path, dtype: str, ma
     from megatron_lite.parallel.groups import ProcessGroups
 
     info = find_checkpoint(path, config, ProcessGroups.single())
-    model = ModelConfig.model_validate(info.state.model)
+    model = validate(ModelConfig, info.state.model, prefix=f"{info.path}: model")
     tree = to_tree(LLAMA, model)
     dataset = dataset_of(config, info.state, info.path)
     try:
-        with atomic_folder(to, replace=force) as folder:
+        with atomic_folder(to, replace=True) as folder:
             files = export_weights(
                 info.path, read_manifest(info.path), folder, LLAMA.names(model), dtype=dtype, max_file_bytes=max_file_bytes
             )
             write_texts(folder, tree, dataset, model, dtype=dtype)
     except OSError as error:
         raise CheckpointError(f"{to} was not written: {error.strerror or error}") from None
-    report(
-        to, model, dataset, files=files, dtype=dtype, source=f"step {info.state.step} of {info.path}", precision=config.training.precision
-    )
+    report(to, model, dataset, files=files, dtype=dtype, source=f"step {info.state.step} of {info.path}")
 
 
 def target_faults(to: Path, *, force: bool) -> list[Fault]:
@@ -97,7 +96,7 @@ def write_json(path: Path, tree: dict[str, Any]) -> None:
     path.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def report(to: Path, model: ModelConfig, dataset: Dataset, *, files: list[str], dtype: str, source: str, precision: str) -> None:
+def report(to: Path, model: ModelConfig, dataset: Dataset, *, files: list[str], dtype: str, source: str) -> None:
     number = f"{len(files)} files" if len(files) > 1 else "one file"
     print(f"{to}: {LLAMA.architecture}, {num_parameters(model):,} parameters in {dtype}, {number}, from {source}")
     if dtype != "fp32":

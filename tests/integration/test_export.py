@@ -186,6 +186,9 @@ def test_export_replaces_nothing_unasked(here: Path) -> None:
     assert Path("old", "model.safetensors").read_bytes() == before
     export(Path("runs/a/checkpoints/step_00000001"), to="old", force=True)
     assert len(Path("old", "model.safetensors").read_bytes()) > len(before)
+    Path("empty").mkdir()
+    export(Path("runs/a"), to="empty")
+    assert Path("empty", "config.json").exists()
     with pytest.raises(ConfigError, match=r"(?s)fp8.*something other than a model"):
         export(Path("runs/a"), to="runs", dtype="fp8", force=True)
     with pytest.raises(ConfigError, match="RUN"):

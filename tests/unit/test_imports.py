@@ -91,6 +91,7 @@ def test_megatron_lite_never_imports_right() -> None:
     ("module", "kept_out"),
     [
         ("launcher.cli", {"torch", "deepspeed", "datasets", "pyarrow", "matplotlib", "wandb", "tokenizers"}),
+        ("launcher.huggingface", {"torch", "deepspeed", "transformers", "tokenizers", "datasets"}),
         ("launcher.config", {"torch", "deepspeed", "datasets", "matplotlib", "wandb"}),
         ("data_pipeline.loader", {"torch", "tokenizers", "datasets", "pyarrow"}),
         ("megatron_lite.config", {"torch", "deepspeed"}),
