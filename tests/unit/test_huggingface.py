@@ -7,9 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,15 +16,15 @@ from safetensors.torch import load_file, save_file
 from data_pipeline.errors import CheckpointError, ConfigError
 from launcher.commands.export import parse_size
 from megatron_lite.checkpoint.huggingface.export import read_in_order, share_out
-from megatron_lite.checkpoint.huggingface.families import differences, from_tree, leaves, to_tree
+from megatron_lite.checkpoint.huggingface.families import differences, to_tree
 from megatron_lite.checkpoint.huggingface.folder import INDEX, SINGLE, check_tensors, open_tensors, read_model
-from megatron_lite.checkpoint.huggingface.llama import FAMILIES, LLAMA
+from megatron_lite.checkpoint.huggingface.llama import LLAMA
 from megatron_lite.checkpoint.huggingface.load import load_huggingface
 from megatron_lite.checkpoint.load import load_logical
 from megatron_lite.checkpoint.manifest import read_manifest
 from megatron_lite.checkpoint.save import save_checkpoint
 from megatron_lite.checkpoint.slices import OwnedSlice, model_slices
-from megatron_lite.config import ModelConfig, RopeConfig
+from megatron_lite.config import ModelConfig
 from megatron_lite.models.batch import Batch
 from megatron_lite.models.build import build_model
 from megatron_lite.models.decoder import Decoder
@@ -54,86 +52,6 @@ def loaded(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-# ----------------------------------------------------------------------------------------------------------- the table
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_table_names_the_tensors_of_the_model(name: str, tmp_path: Path) -> None:
-    """The table's logical names and shapes are those that a checkpoint of the model has, no more and no fewer."""
-    path = checkpoint(tmp_path, build_model(MODELS[name], ProcessGroups.single(), seed=1))
-    wanted = {tensor: entry.shape for tensor, entry in read_manifest(path).tensors.items()}
-    assert {ours: shape for ours, (_, shape) in LLAMA.names(MODELS[name]).items()} == wanted
-
-
-def test_every_model_key_has_a_place() -> None:
-    """A key of `model` that is in no table would go unnoticed only until it differs from its default: then it is refused."""
-    known = {key.ours for key in LLAMA.keys} | set(LLAMA.training_only)
-    assert {name for name, _ in leaves(ModelConfig().model_dump())} - known == {"family"}
-    unknowing = replace(LLAMA, keys=tuple(key for key in LLAMA.keys if not key.ours.startswith("rope")))
-    to_tree(unknowing, GQA)
-    with pytest.raises(ConfigError, match=r"model\.rope\.theta: got 7\.0, wanted 10000\.0\. LlamaForCausalLM has no counterpart"):
-        to_tree(unknowing, GQA.model_copy(update={"rope": RopeConfig(theta=7.0)}))
-
-
-def test_what_llama_cannot_be_is_refused_by_name() -> None:
-    """All at once; 64 is not divided by 6 heads, which transformers refuses to build."""
-    config = ModelConfig(hidden_size=64, num_attention_heads=6, head_dim=16, vocab_size=97)
-    with pytest.raises(ConfigError, match=r"model\.num_attention_heads: got 6"):
-        to_tree(LLAMA, config)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_config_comes_back(name: str) -> None:
-    family, back = from_tree(FAMILIES, json.loads(json.dumps(to_tree(LLAMA, MODELS[name]))), where="x")
-    assert family is LLAMA and differences(LLAMA, MODELS[name], back, where="x") == []
-    assert back.model_dump(exclude={"num_key_value_heads", "head_dim"}) == MODELS[name].model_dump(
-        exclude={"num_key_value_heads", "head_dim"}
-    )
-    assert (back.kv_heads, back.head_size) == (MODELS[name].kv_heads, MODELS[name].head_size)
-
-
-def test_config_of_other_versions() -> None:
-    """transformers 4 writes rope_theta flat and may leave out head_dim and KV heads; 5 has rope_parameters alone."""
-    tree = to_tree(LLAMA, MODELS["mha-theta-eps"])
-    old = {key: value for key, value in tree.items() if key not in ("rope_parameters", "head_dim", "num_key_value_heads")}
-    new = {key: value for key, value in tree.items() if key not in ("rope_theta", "rope_scaling")}
-    bare = {key: value for key, value in tree.items() if key not in ("rope_theta", "rope_parameters", "rms_norm_eps", "architectures")}
-    for given in (old, new):
-        assert differences(LLAMA, MODELS["mha-theta-eps"], from_tree(FAMILIES, given, where="x")[1], where="x") == []
-    found = from_tree(FAMILIES, bare, where="x")[1]
-    assert (found.rope.theta, found.rms_norm_eps) == (10000.0, 1e-6)  # LlamaConfig's own defaults
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.rope_type"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.type"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}}, "rope_parameters.rope_type"),
-        ({"attention_bias": True, "mlp_bias": True}, "mlp_bias"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"rope_theta": 5e5}, "rope_theta and rope_parameters.rope_theta"),
-        ({"architectures": ["MixtralForCausalLM"]}, "architectures"),
-        ({"hidden_size": None}, "hidden_size"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-    ],
-)
-def test_configs_that_we_cannot_be_are_refused(changes: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        from_tree(FAMILIES, {**to_tree(LLAMA, GQA), **changes}, where="DIR/config.json")
-    assert named in str(refused.value) and "DIR/config.json" in str(refused.value)
-
-
-def test_another_model_section_is_refused_with_what_to_set() -> None:
-    """Every key with which the weights would compute something else, those of training left alone."""
-    other = GQA.model_copy(update={"rms_norm_eps": 1e-6, "vocab_size": 98, "tie_word_embeddings": True, "attention_dropout": 0.1})
-    faults = differences(LLAMA, GQA, other, where="DIR/config.json")
-    assert {fault.field for fault in faults} == {"model.rms_norm_eps", "model.vocab_size", "model.tie_word_embeddings"}
-    assert "set model.tie_word_embeddings=true" in [fault.fix for fault in faults]
 
 
 # ---------------------------------------------------------------------------------------------------------- the weights

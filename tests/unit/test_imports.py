@@ -12,7 +12,16 @@ from tests.paths import ROOT
 PACKAGES = ("data_pipeline", "megatron_lite", "launcher")
 FREE_FOR_ALL = {"data_pipeline.storage", "data_pipeline.errors", "data_pipeline.schema"}
 # Inside a package: what stands left never imports what stands right of it.
-MEGATRON_ORDER = [("config",), ("sizes",), ("memory",), ("parallel",), ("layers",), ("models",), ("loss", "checkpoint", "inference"), ("training",)]
+MEGATRON_ORDER = [
+    ("config",),
+    ("sizes",),
+    ("memory",),
+    ("parallel",),
+    ("layers",),
+    ("models",),
+    ("loss", "checkpoint", "inference"),
+    ("training",),
+]
 # The fused loss is called by the model's head and the cache by its attention, so both are below the models, whatever the folder.
 ONLY_IN = {
     "deepspeed": ("megatron_lite/training/engine_deepspeed",),
