@@ -44,13 +44,19 @@ def num_cores() -> int:
 def start_groups(environment: Environment, parallel: ParallelConfig, *, device: torch.device, timeout_s: float) -> ProcessGroups:
     """Join the world and make the groups. A process alone needs neither an address nor a port."""
     backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout_s)
+    bound = device if device.type == "cuda" else None  # else a barrier guesses the GPU by the rank's number
     if environment.master is None:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout, device_id=bound)
     else:
         host, port = environment.master
         host = f"[{host}]" if ":" in host else host  # an IPv6 address
         dist.init_process_group(
-            backend, init_method=f"tcp://{host}:{port}", rank=environment.rank, world_size=environment.world_size, timeout=timeout
+            backend,
+            init_method=f"tcp://{host}:{port}",
+            rank=environment.rank,
+            world_size=environment.world_size,
+            timeout=timeout,
+            device_id=bound,
         )
     grid = RankGrid(dp=environment.world_size // parallel.tp, tp=parallel.tp)
     return ProcessGroups.create(grid, sequence_parallel=parallel.sequence_parallel)

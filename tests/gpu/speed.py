@@ -19,6 +19,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from launcher.devices import mfu, peak_flops
 from megatron_lite.config import ModelConfig, OptimizerConfig, ParallelConfig, TrainingConfig
@@ -71,7 +72,9 @@ EIGHT_BILLION_WIDE = task(hidden=4096, layers=4, heads=32, kv=8, inner=14336, vo
 def one_billion(recorder: Recorder, device: torch.device, *, tiny: bool) -> None:
     recorder.check("bf16 matrix product, 8192 cubed", partial(product, device, 128 if tiny else 8192))
     for kernel in ("pieces", "varlen", "flex", "blocks"):
-        recorder.check(f"attention alone, {kernel}", partial(kernel_alone, kernel, TINY if tiny else ONE_BILLION, device), needs_s=20)
+        recorder.check(f"attention alone, {kernel}", partial(documents_alone, kernel, TINY if tiny else ONE_BILLION, device), needs_s=20)
+    for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
+        recorder.check(f"attention alone, causal, {backend}", partial(causal_alone, backend, TINY if tiny else ONE_BILLION, device))
     programs(recorder, TINY if tiny else ONE_BILLION, device, compiled=not tiny)
 
 
@@ -262,22 +265,38 @@ def product(device: torch.device, size: int) -> Finding:
     return Finding("measured", f"{2 * size**3 / seconds / 1e12:.0f} TFLOP/s", {"tflops": 2 * size**3 / seconds / 1e12})
 
 
-def kernel_alone(kernel: Any, task: Task, device: torch.device) -> Finding:
-    """Forward and backward of one layer's attention in bf16, and of plain causal rows beside it."""
+def documents_alone(kernel: Any, task: Task, device: torch.device) -> Finding:
+    """Forward and backward of one layer's attention over rows of documents."""
     if (kernel == "pieces") != (device.type == "cpu") and kernel != "blocks":
         raise Skip(f"not on {device.type}")
     batch = rows_of(task, 1, device, documents=True)
     assert batch.segments is not None
-    mask = AttentionMask.of_segments(batch.segments, kernel=kernel, boundaries=batch.boundaries, longest=batch.longest)
-    shape = (task.num_rows, task.length, task.model.num_attention_heads + 2 * task.model.kv_heads, task.model.head_size)
-    heads = torch.randn(shape, device=device).bfloat16().transpose(1, 2).requires_grad_()
+    return attention_alone(
+        AttentionMask.of_segments(batch.segments, kernel=kernel, boundaries=batch.boundaries, longest=batch.longest), task, device
+    )
+
+
+def causal_alone(backend: str, task: Task, device: torch.device) -> Finding:
+    """The same over rows of one document, by one of SDPA's kernels."""
+    with sdpa_kernel(getattr(SDPBackend, backend)):
+        try:
+            return attention_alone(AttentionMask(), task, device)
+        except RuntimeError as error:
+            if device.type == "cuda" and "No available kernel" not in str(error):
+                raise
+            raise Skip(f"no such kernel on {device.type}") from error
+
+
+def attention_alone(mask: AttentionMask, task: Task, device: torch.device) -> Finding:
     sizes = [task.model.num_attention_heads, task.model.kv_heads, task.model.kv_heads]
+    heads = torch.randn(task.num_rows, task.length, sum(sizes), task.model.head_size, device=device).bfloat16().requires_grad_()
+    upstream = torch.randn(task.num_rows, task.length, sizes[0], task.model.head_size, device=device).bfloat16().transpose(1, 2)
 
-    def both(mask: AttentionMask) -> None:
-        attention(*heads.split(sizes, dim=1), mask=mask).sum().backward()
+    def both() -> None:
+        attention(*heads.transpose(1, 2).split(sizes, dim=1), mask=mask).backward(upstream)
 
-    masked, causal = (timed(partial(both, each), device, repeats=5) for each in (mask, AttentionMask()))
-    return Finding("measured", f"{masked * 1e3:.2f} ms, causal {causal * 1e3:.2f} ms", {"masked_s": masked, "causal_s": causal})
+    seconds = timed(both, device, repeats=5)
+    return Finding("measured", f"{seconds * 1e3:.2f} ms", {"seconds": seconds})
 
 
 def timed(function: Callable[[], Any], device: torch.device, *, repeats: int) -> float:

@@ -22,7 +22,14 @@ def test_dry_run_on_cpu(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "results.json").read_text())["findings"]
     states = {state: [finding["name"] for finding in found if finding["state"] == state] for state in ("ok", "skipped", "measured")}
     assert len(states["ok"]) >= 20 and len(states["measured"]) >= 7
-    needs_cuda = ("varlen", "flex", "attention alone, varlen", "attention alone, flex", "forward and backward never wait")
+    needs_cuda = (
+        "varlen",
+        "flex",
+        "attention alone, varlen",
+        "attention alone, flex",
+        "attention alone, causal, CUDNN",
+        "forward and backward never wait",
+    )
     assert all(name.startswith(needs_cuda) for name in states["skipped"]), states["skipped"]
     assert "# GPU check" in (tmp_path / "summary.md").read_text()
 
