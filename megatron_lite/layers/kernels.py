@@ -12,6 +12,7 @@ from torch import Tensor
 
 from megatron_lite.layers.document_kernels import DocumentKernel
 from megatron_lite.layers.dropout import DropoutPlace, attention_dropout
+from megatron_lite.layers.tiled_attention import serves, tiled_attention
 
 
 class FusedMask(Protocol):
@@ -88,6 +89,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: AttentionMask, dropout: 
     """softmax(q k^T / sqrt(E)) v: q [B, H, S, E], k and v [B, K, T, E] -> [B, H, S, E]; query head h reads head h // (H/K)."""
     if dropout is not None:
         return _by_hand(q, k, v, mask, dropout)
+    if mask.allowed is None and mask.fused is None and serves(q, k):
+        return tiled_attention(q, k, v, mask.pieces)
     if mask.pieces is not None:
         return _by_pieces(q, k, v, mask.pieces)
     if mask.fused is not None:

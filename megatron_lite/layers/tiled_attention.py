@@ -1,0 +1,126 @@
+"""Causal attention on CPU, tile by tile in both directions: torch's own kernel multiplies at a fraction of what its matrix
+products reach, and its backward takes twice that. A tile is some queries of all heads that share a key head, against the
+keys that any of them sees; its scores stay in a core's cache and are made again in backward (Dao et al. 2022)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron_lite.layers.matmul import times_transposed
+
+_TILE_ROWS = 384  # queries times heads; with 512 keys the scores are 786 kB
+_LEAST_SCORES = 1 << 17  # a smaller tile costs more in calls than it saves
+_MOST_THREADS = 4  # tiles follow one after the other: with many cores torch's kernel, a head a core, wins
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries start..stop of a row against its keys first_key..stop."""
+
+    row: int
+    start: int
+    stop: int
+    first_key: int
+    unseen: Tensor  # bool [stop - start, stop - unseen_from]: the keys from there on that a query does not see
+    unseen_from: int
+
+
+def serves(q: Tensor, k: Tensor) -> bool:
+    """Whether tiles are the faster way: q [B, H, S, E], k [B, K, T, E]."""
+    length, sharing = q.shape[2], q.shape[1] // k.shape[1]
+    suited = q.device.type == "cpu" and q.dtype in (torch.float32, torch.bfloat16) and length == k.shape[2]
+    return suited and sharing * min(_height(sharing), length) * length >= _LEAST_SCORES and torch.get_num_threads() <= _MOST_THREADS
+
+
+@torch.compiler.disable
+def tiled_attention(q: Tensor, k: Tensor, v: Tensor, pieces: tuple[int, ...] | None) -> Tensor:
+    """softmax(q k^T / sqrt(E)) v: q [B, H, S, E], k and v [B, K, S, E] -> [B, H, S, E]; causal within each of the pieces, whose
+    lengths follow each other through all rows, or within the rows. Scores, softmax and its gradient are fp32."""
+    return _Tiled.apply(q, k, v, tiles_of(pieces or (q.shape[2],) * q.shape[0], q.shape[2], _height(q.shape[1] // k.shape[1])))
+
+
+def _height(sharing: int) -> int:
+    """Queries a tile, with so many heads to a key head."""
+    return max(_TILE_ROWS // sharing // 32 * 32, 32)
+
+
+@functools.lru_cache(maxsize=4)  # every layer and the backward pass ask for the same
+def tiles_of(pieces: tuple[int, ...], length: int, height: int) -> tuple[Tile, ...]:
+    """The tiles of all rows of this length."""
+    tiles: list[Tile] = []
+    begins = torch.tensor([0, *pieces]).cumsum(0)  # over the rows end to end
+    first_seen = torch.repeat_interleave(begins[:-1], torch.tensor(pieces)).view(-1, length)
+    first_seen = first_seen - torch.arange(first_seen.shape[0])[:, None] * length  # [B, S]: the first key that a query sees
+    for row, firsts in enumerate(first_seen):
+        for start in range(0, length, height):
+            stop = min(start + height, length)
+            first_key = int(firsts[start])
+            # Where one document fills the tile, only the keys among its own queries need a mask.
+            mask_from = start if int(firsts[stop - 1]) == first_key else first_key
+            keys, queries = torch.arange(mask_from, stop), torch.arange(start, stop)
+            unseen = (keys > queries[:, None]) | (keys < firsts[start:stop, None])
+            tiles.append(Tile(row, start, stop, first_key, unseen, mask_from))
+    return tuple(tiles)
+
+
+class _Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tiles: tuple[Tile, ...]) -> Tensor:
+        k, v = k.contiguous(), v.contiguous()  # so that every tile's keys lie without gaps
+        out = torch.empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3], dtype=q.dtype).transpose(1, 2)
+        exact_k = k.float()
+        for tile, heads, head in _each(q, k, tiles):
+            queries = _rows(q, tile, heads).float()
+            probabilities = _probabilities(queries, exact_k[tile.row, head], tile)
+            mixed = times_transposed(probabilities.to(q.dtype), v[tile.row, head, tile.first_key : tile.stop].t())
+            out[tile.row, heads, tile.start : tile.stop] = mixed.view(-1, tile.stop - tile.start, q.shape[3])
+        ctx.save_for_backward(q, k, v, out)
+        ctx.tiles = tiles
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
+        q, k, v, out = ctx.saved_tensors
+        q_gradient = torch.empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3], dtype=q.dtype).transpose(1, 2)
+        k_gradient, v_gradient = (torch.zeros(x.shape, dtype=torch.float32) for x in (k, v))
+        exact_k, exact_v, scale = k.float(), v.float(), q.shape[3] ** -0.5
+        for tile, heads, head in _each(q, k, ctx.tiles):
+            keys = slice(tile.first_key, tile.stop)
+            queries, mixed, above = (_rows(x, tile, heads) for x in (q, out, gradient))
+            probabilities = _probabilities(queries.float(), exact_k[tile.row, head], tile)
+            v_gradient[tile.row, head, keys] += times_transposed(probabilities.to(q.dtype).t(), above.t())
+            exact_above = above.float()
+            scores_gradient = times_transposed(exact_above, exact_v[tile.row, head, keys])
+            scores_gradient.sub_((exact_above * mixed).sum(dim=1, keepdim=True)).mul_(probabilities)
+            rounded = scores_gradient.to(q.dtype)
+            of_queries = times_transposed(rounded, k[tile.row, head, keys].t()).mul_(scale)
+            q_gradient[tile.row, heads, tile.start : tile.stop] = of_queries.view(-1, tile.stop - tile.start, q.shape[3])
+            k_gradient[tile.row, head, keys] += times_transposed(rounded.t(), queries.t())
+        return q_gradient, k_gradient.mul_(scale).to(k.dtype), v_gradient.to(v.dtype), None
+
+
+def _each(q: Tensor, k: Tensor, tiles: tuple[Tile, ...]) -> Iterator[tuple[Tile, slice, int]]:
+    """(tile, the query heads, their key head), the tiles of one row and head one after the other."""
+    sharing = q.shape[1] // k.shape[1]
+    for head in range(k.shape[1]):
+        for tile in tiles:
+            yield tile, slice(head * sharing, (head + 1) * sharing), head
+
+
+def _rows(x: Tensor, tile: Tile, heads: slice) -> Tensor:
+    """A tile's part of [B, H, S, E], [heads * queries, E]."""
+    return x[tile.row, heads, tile.start : tile.stop].reshape(-1, x.shape[3])
+
+
+def _probabilities(queries: Tensor, keys: Tensor, tile: Tile) -> Tensor:
+    """softmax over what each query sees, fp32 [heads * queries, keys]."""
+    scores = times_transposed(queries * queries.shape[1] ** -0.5, keys[tile.first_key : tile.stop])
+    by_head = scores.view(-1, tile.stop - tile.start, scores.shape[1])
+    by_head[:, :, tile.unseen_from - tile.first_key :].masked_fill_(tile.unseen, float("-inf"))
+    return scores.softmax(dim=1)
