@@ -20,6 +20,7 @@ PARTS = ("weights", "gradients", "accumulators", "optimizer", "activations", "lo
 MOMENTS = ("loss", "backward", "update")
 
 _RUNTIME_BYTES = {"torch": 16 << 20, "deepspeed": 32 << 20, "zero": 80 << 20}  # what building and the first step load on CPU
+_TILE_ROWS, _LEAST_SCORES = 384, 1 << 17  # as in layers/tiled_attention.py
 _ALL_REDUCED = 500_000_000  # elements that DeepSpeed copies together to all-reduce them, where it does so; no key sets it
 
 
@@ -72,6 +73,13 @@ class RankShape:
         return self.micro_batch_size * self.sequence_length
 
     @property
+    def tiled(self) -> bool:
+        """Whether attention goes tile by tile: layers/tiled_attention.py, on few threads."""
+        sharing, length = self.heads // self.kv_heads, self.sequence_length
+        scores = sharing * min(max(_TILE_ROWS // sharing // 32 * 32, 32), length) * length
+        return self.on_cpu and self.model.attention_dropout == 0 and scores >= _LEAST_SCORES
+
+    @property
     def heads(self) -> int:
         return self.model.num_attention_heads // self.tp
 
@@ -111,6 +119,11 @@ def rank_shape(
 def saved_by_core(shape: RankShape) -> dict[str, int]:
     """Bytes that autograd keeps of one layer's attention proper, beside its input (qkv) and output: what `selective` recomputes."""
     item, head, heads, kv = shape.itemsize, shape.model.head_size, shape.heads, shape.kv_heads
+    if shape.tiled:
+        return {
+            "rotated q and k": shape.tokens * item * (heads + kv) * head,
+            "k and v without gaps": shape.tokens * item * 2 * kv * head,
+        }
     if shape.model.attention_dropout == 0:
         return {
             "outputs by document": shape.tokens * item * heads * head if shape.pieces else 0,
@@ -146,11 +159,11 @@ def saved_by_layer(shape: RankShape, checkpointing: str) -> dict[str, int]:
         return {"layer's input": tokens // shape.split * item * size}
     norms = {f"{which} {name}": count for which in ("attention", "mlp") for name, count in saved_by_norm(shape).items()}
     core = saved_by_core(shape) if checkpointing == "none" else {}
-    written_out = shape.model.attention_dropout > 0 and checkpointing == "none"
+    copied = checkpointing == "none" and (shape.tiled or shape.model.attention_dropout > 0)
     saved = {
         **norms,
         **core,
-        "qkv": 0 if written_out else tokens * item * (shape.heads + 2 * shape.kv_heads) * head,  # v is a view of it
+        "qkv": 0 if copied else tokens * item * (shape.heads + 2 * shape.kv_heads) * head,  # v is a view of it
         "attention's output": tokens * item * shape.heads * head,
         "gate and up": tokens * item * 2 * shape.feed_forward,
         "silu(gate)": tokens * item * shape.feed_forward,
@@ -198,8 +211,8 @@ def saved_by_loss(shape: RankShape) -> dict[str, int]:
 
 
 def logits_bytes(shape: RankShape) -> tuple[int, int]:
-    """(while the loss is computed, when its backward begins): what it keeps, and a chunk of logits beside the one before it,
-    or what is kept scaled."""
+    """(while the loss is computed, when its backward begins): what it keeps; and of a chunk of tokens the logits, probabilities
+    in fp32, their copies for matrix products, and the head's gradient, with the last chunk's; or what is kept, scaled."""
     rows, size, item, kept = (
         vocabulary_rows(shape.model, shape.tp),
         shape.model.hidden_size,
@@ -207,11 +220,15 @@ def logits_bytes(shape: RankShape) -> tuple[int, int]:
         sum(saved_by_loss(shape).values()),
     )
     chunk = min(loss_chunk_tokens(rows, on_cpu=shape.on_cpu), shape.tokens)
-    chunks = min(-(-shape.tokens // chunk), 2)
-    in_lower_precision = item if item < FP32 else 0
-    logits, head = chunk * rows * chunks * (FP32 + in_lower_precision), rows * size * in_lower_precision
-    hidden = shape.tokens * size * item
-    return hidden + kept + max(logits, head), 2 * kept + head
+    chunks = -(-shape.tokens // chunk)
+    logits, head = chunk * rows * FP32, rows * size * FP32
+    if item == FP32:
+        working, rounded = 3 * logits + head * min(chunks - 1, 2), 0
+    else:
+        rounded = head // 2
+        working = 2 * logits + rounded if chunks == 1 else max(4 * logits + rounded, 2 * logits + 3 * rounded)
+    hidden = (shape.tokens + chunk) * size * item
+    return hidden + kept + working, 2 * kept + rounded
 
 
 # ---------------------------------------------------------------------------------------------------------------- state

@@ -132,7 +132,7 @@ def describe(config: RunConfig, plan: RunPlan, limit: Limit | None) -> str:
         f"{plan.world} x {plan.device_type}: dp {plan.dp} x tp {plan.tp}, ZeRO {config.parallel.zero_stage}, {training.precision}, "
         f"engine {training.engine}, activation checkpointing {training.activation_checkpointing}",
         f"{training.global_batch_size} sequences of {training.sequence_length} a step = {plan.tokens_per_step:,} tokens: on each rank "
-        f"{plan.micro_batches} micro-batches of {plan.micro_batch_size}",
+        f"{plan.micro_batches} micro-batch{'es' if plan.micro_batches > 1 else ''} of {plan.micro_batch_size}",
         "",
         f"{'memory of a rank':<14}" + "".join(f"{moment:>13}" for moment in memory.moments),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,23 @@ MODEL = {"vocab_size": 80, "hidden_size": 64, "num_hidden_layers": 3, "num_atten
 LENGTH, ROWS = 32, 2
 
 
+@pytest.fixture(autouse=True)
+def few_threads() -> Iterator[None]:
+    """The plan is of few threads: with many, attention takes another way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def kept_by_autograd(config: ModelConfig, training: TrainingConfig, *, pieces: int = 1, groups: ProcessGroups | None = None) -> int:
     """Bytes of every storage that a forward leaves for its backward, parameters apart."""
     dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+    length = training.sequence_length
     model = build_model(config, groups or ProcessGroups.single(), seed=0, dtype=dtype, checkpointing=training.activation_checkpointing)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    ids = np.random.default_rng(0).integers(0, config.vocabulary, (ROWS, LENGTH))
-    starts = [list(range(0, LENGTH, LENGTH // pieces))] * ROWS
+    ids = np.random.default_rng(0).integers(0, config.vocabulary, (ROWS, length))
+    starts = [list(range(0, length, length // pieces))] * ROWS
     batch = Batch.from_rows(ids, ids, starts, range(ROWS), document_mask=True)
     kept: dict[int, int] = {}
     alive = []  # storages must not be freed and their addresses used again while we count
@@ -59,18 +70,25 @@ def planned_activations(
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize(
-    "extra", [{}, {"num_key_value_heads": 1}, {"hidden_dropout": 0.1}, {"attention_dropout": 0.1, "num_key_value_heads": 2}]
+    ("extra", "length"),
+    [
+        ({}, LENGTH),
+        ({"num_key_value_heads": 1}, 512),  # long enough for attention tile by tile
+        ({"hidden_dropout": 0.1}, LENGTH),
+        ({"attention_dropout": 0.1, "num_key_value_heads": 2}, LENGTH),
+    ],
 )
-def test_activations_are_those_that_autograd_keeps(precision: Any, checkpointing: Any, extra: dict[str, Any]) -> None:
+def test_activations_are_those_that_autograd_keeps(precision: Any, checkpointing: Any, extra: dict[str, Any], length: int) -> None:
     """If this fails, a layer keeps other tensors than megatron_lite/memory.py lists: correct the list there."""
     config = ModelConfig(**{**MODEL, **extra})
-    training = TrainingConfig(steps=1, sequence_length=LENGTH, precision=precision, activation_checkpointing=checkpointing)
+    training = TrainingConfig(steps=1, sequence_length=length, precision=precision, activation_checkpointing=checkpointing)
     assert planned_activations(config, training) == pytest.approx(kept_by_autograd(config, training), rel=0.02)
 
 
-def test_rows_of_documents_keep_each_document_s_output() -> None:
+@pytest.mark.parametrize("length", [LENGTH, 512])
+def test_rows_of_documents(length: int) -> None:
     """If this fails, rows of many documents need another amount of memory than the plan says."""
-    config, training = ModelConfig(**MODEL), TrainingConfig(steps=1, sequence_length=LENGTH)
+    config, training = ModelConfig(**MODEL), TrainingConfig(steps=1, sequence_length=length)
     assert planned_activations(config, training, pieces=True) == pytest.approx(kept_by_autograd(config, training, pieces=4), rel=0.02)
 
 
