@@ -18,6 +18,7 @@ from launcher.report_facts import Attempt, RunFacts, number, read_run
 from launcher.report_page import details, page, pairs, table, tiles
 from megatron_lite.sizes import flops_per_token, num_parameters
 
+WAIT = "data_wait_s"  # a sum over the steps that a record stands for; the others are of one step
 # chart -> its curves: (label, key of metrics.jsonl, how it is drawn)
 CHARTS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     ("Loss (nats a token)", (("training", "loss", "thin"), ("held out", "eval/loss", "dots"))),
@@ -25,7 +26,7 @@ CHARTS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     ("Gradient norm, before clipping", (("gradient norm", "grad_norm", "thin"),)),
     ("Learning rate", (("learning rate", "lr", "line"),)),
     ("Tokens per second", (("tokens per second", "tokens_per_second", "thin"),)),
-    ("Seconds a step", (("step", "step_time_s", "thin"), ("of it waiting for data", "data_wait_s", "line"))),
+    ("Seconds a step", (("step", "step_time_s", "thin"), ("of it waiting for data", WAIT, "line"))),
     ("Model FLOPs utilisation", (("MFU", "mfu", "thin"),)),
 )
 CUT = (CHARTS[0][0], CHARTS[2][0])
@@ -107,6 +108,8 @@ def _curves(facts: RunFacts) -> str:
             for colour, (curve, key, kind) in enumerate(series):
                 records = [record for record in (facts.evaluations if key.startswith("eval/") else facts.steps) if key in record]
                 xs, ys = place([record["step"] for record in records]), [number(record[key]) for record in records]
+                if key == WAIT and len(ys) == len(facts.steps):
+                    ys = (np.asarray(ys) / facts.steps_each).tolist()
                 curves.append(Curve(curve, xs.tolist(), ys, kind, colour))  # type: ignore[arg-type]
             charts.append(chart(title, curves, x_label=label, marks=marks, cut=title in CUT))
         blocks.append((name, label, "".join(charts)))

@@ -58,8 +58,12 @@ class RunFacts:
     @cached_property
     def clock_s(self) -> np.ndarray:
         """Seconds of training at each of `steps`: sums of step times; saves, evaluations and pauses don't count."""
-        counts = np.diff([0, *self.column("step")])
-        return np.cumsum(np.maximum(counts, 0) * np.nan_to_num(self.column("step_time_s")))
+        return np.cumsum(self.steps_each * np.nan_to_num(self.column("step_time_s")))
+
+    @cached_property
+    def steps_each(self) -> np.ndarray:
+        """How many steps each training record stands for."""
+        return np.maximum(np.diff([0, *self.column("step")]), 1)
 
     def column(self, key: str) -> np.ndarray:
         """A value of each training record as float64, nan where it has none."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from launcher.commands.report import report_run
 from launcher.report import write_report
 from launcher.report_curves import Axis, Curve, chart, round_step, short, smoothed, thin_out
 from launcher.report_facts import read_run
+from tests.paths import ROOT
 
 CONFIG: dict[str, Any] = {
     "run": {"name": "a<b>"},
@@ -93,7 +96,7 @@ def test_time_and_tokens_come_from_the_records(run: Path) -> None:
     assert facts.clock_s.tolist() == [0.5 * number for number in range(1, 9)]
     assert facts.at([0, 4, 4.5], facts.column("tokens")).tolist() == [0, 128, 144]
     (run / "metrics.jsonl").write_text(lines(step(2), step(4)))
-    assert read_run(run).clock_s.tolist() == [1.0, 2.0]
+    assert read_run(run).clock_s.tolist() == [1.0, 2.0] and read_run(run).steps_each.tolist() == [2, 2]
     assert [attempt.seconds for attempt in facts.attempts] == [4.0, 9.0, 9.0]
 
 
@@ -121,6 +124,12 @@ def test_the_command_says_where_and_refuses_what_is_no_run(run: Path, tmp_path: 
     assert capsys.readouterr().out.strip() == str(tmp_path / "x.html") and (tmp_path / "x.html").stat().st_size > 10_000
     with pytest.raises(ConfigError, match="a run folder"):
         report_run(tmp_path, to=None)
+
+
+def test_a_report_needs_no_torch() -> None:
+    """It is looked at on login nodes, and while a run goes."""
+    code = "import sys, launcher.commands.report; sys.exit(bool({'torch', 'deepspeed', 'matplotlib', 'pyarrow'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
 
 
 def test_no_spike_is_lost_to_thinning() -> None:
