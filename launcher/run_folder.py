@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
 import threading
 import time
@@ -94,6 +95,7 @@ def describe(environment: Environment) -> dict[str, Any]:
         "cwd": str(Path.cwd()),
         "host": platform.node(),
         "platform": platform.platform(),
+        "commit": commit_of(Path(__file__).parent),
         "python": platform.python_version(),
         "packages": packages,
         "cpus": os.cpu_count(),
@@ -102,6 +104,15 @@ def describe(environment: Environment) -> dict[str, Any]:
         "job": environment.job_id,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def commit_of(checkout: Path) -> str | None:
+    """The commit that the code stands at, with `-dirty` where files differ from it; None where git can't say."""
+    words = ["git", "--no-optional-locks", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from launcher.devices import mfu, peak_flops
 from launcher.environment import Environment
 from launcher.metrics import Events, Metrics, perplexity, to_line
 from launcher.plot import draw_losses
-from launcher.run_folder import RunFolder
+from launcher.run_folder import RunFolder, commit_of
 from launcher.watchdog import FailureMark, explain
 
 
@@ -116,3 +117,23 @@ def test_mfu_formula() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_the_commit_of_the_code_is_on_record(tmp_path: Path) -> None:
+    """In environment.json of each attempt; code outside of git, or without git, has none, and trains all the same."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@y", *words], capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    assert commit_of(tmp_path / "gone") is None
+    git("init", "-q")
+    (tmp_path / "file").write_text("a")
+    git("add", "file")
+    git("commit", "-q", "-m", "first")
+    git("tag", "-a", "v1", "-m", "a tag")
+    assert commit_of(tmp_path) == git("rev-parse", "HEAD") and len(git("rev-parse", "HEAD")) == 40
+    (tmp_path / "file").write_text("b")
+    assert commit_of(tmp_path) == git("rev-parse", "HEAD") + "-dirty"
