@@ -19,7 +19,7 @@ FP32 = 4
 PARTS = ("weights", "gradients", "accumulators", "optimizer", "activations", "logits", "gathered", "buffers", "runtime")
 MOMENTS = ("loss", "backward", "update")
 
-_RUNTIME_BYTES = {"torch": 16 << 20, "deepspeed": 32 << 20, "zero": 80 << 20}  # what building and the first step load on CPU
+_RUNTIME_BYTES = {"torch": 56 << 20, "deepspeed": 72 << 20, "zero": 120 << 20}  # libraries and kernels that the first steps load on CPU
 _TILE_ROWS, _LEAST_SCORES = 384, 1 << 17  # as in layers/tiled_attention.py
 _ALL_REDUCED = 500_000_000  # elements that DeepSpeed copies together to all-reduce them, where it does so; no key sets it
 
@@ -300,10 +300,11 @@ def memory(
     layer = sum(saved_by_layer(shape, "none").values())
     kept = sum(saved_by_layer(shape, training.activation_checkpointing).values())
     in_flight = backward_of_layer(shape)
+    runtime = _RUNTIME_BYTES["zero" if parallel.zero_stage else training.engine]
     always = {
         "weights": state.weights,
         "optimizer": state.optimizer,
-        "runtime": _RUNTIME_BYTES["zero" if parallel.zero_stage else training.engine] if on_cpu else 0,
+        "runtime": runtime if on_cpu else 0,
     }
     recomputed = layer - kept if training.activation_checkpointing != "none" else 0
     moments = {

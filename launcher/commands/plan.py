@@ -16,7 +16,7 @@ from launcher.commands.train import num_gpus
 from launcher.config import RunConfig, load_config, parse_arguments, with_vocabulary
 from launcher.console import duration
 from launcher.metrics import Metrics
-from launcher.plan import PROCESS_BYTES, Limit, RunPlan, parse_bytes, plan_run, require_fit, show_bytes
+from launcher.plan import ALLOCATOR_SHARE, PROCESS_BYTES, Limit, RunPlan, parse_bytes, plan_run, require_fit, show_bytes
 from launcher.run_folder import RunFolder
 from megatron_lite.memory import PARTS
 
@@ -144,13 +144,16 @@ def describe(config: RunConfig, plan: RunPlan, limit: Limit | None) -> str:
     lines.append(f"  {'together':<14}{totals}   the peak is at the {memory.peak_moment}")
     room = f" of {show_bytes(limit.bytes)} ({limit.source})" if limit else "; give --memory to compare it with a device's"
     lines += [
-        f"needed: {show_bytes(plan.needed_bytes)}{room}: the peak, 5 % for the allocator, {show_bytes(PROCESS_BYTES[plan.device_type])} for the process",
+        f"needed: {show_bytes(plan.needed_bytes)}{room}: the peak, {ALLOCATOR_SHARE[plan.device_type]:.0%} of it for the allocator, "
+        f"{show_bytes(PROCESS_BYTES[plan.device_type])} for the process",
         f"checkpoint: {show_bytes(plan.checkpoint_bytes)}, at most {show_bytes(plan.checkpoints_kept_bytes)} on disk "
         f"(keep_last {config.checkpoint.keep_last} and one being written)",
         f"a step: {plan.flops_per_step:.3g} FLOPs"
         + (f", {plan.hardware_flops_per_step:.3g} with recomputation" if plan.hardware_flops_per_step != plan.flops_per_step else "")
         + f"; the run: {plan.steps:,} steps, {plan.steps * plan.tokens_per_step:,} tokens, {plan.steps * plan.flops_per_step:.3g} FLOPs",
     ]
+    if training.compile:
+        lines.append("training.compile: compiled layers keep fewer activations than these")
     return "\n".join(lines)
 
 

@@ -142,7 +142,7 @@ def test_what_a_knob_promises_it_keeps() -> None:
     def peak(dp: int = 1, micro: int = 4, live: int = Buckets.stage3_live, **keys: Any) -> int:
         parallel = ParallelConfig(**{key: keys.pop(key) for key in ("tp", "zero_stage", "sequence_parallel") if key in keys})
         training = TrainingConfig(**{"steps": 1, "sequence_length": LENGTH, "global_batch_size": 32, **keys})
-        return memory(config, training, parallel, dp=dp, micro_batch_size=micro, buckets=Buckets(stage3_live=live)).peak_bytes
+        return memory(config, training, parallel, dp=dp, micro_batch_size=micro, buckets=Buckets(stage3_live=live), on_cpu=False).peak_bytes
 
     assert peak(micro=2) < peak()
     assert peak(activation_checkpointing="full") < peak(activation_checkpointing="selective") < peak()
