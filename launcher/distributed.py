@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.environment import Environment
+from launcher.memory import keep_freed_memory
 from launcher.process_tree import Process, this_process
 from megatron_lite.checkpoint.agree import broadcast_json, gather_json
 from megatron_lite.config import ModelConfig, ParallelConfig, TrainingConfig
@@ -31,6 +32,7 @@ def start_device(environment: Environment, *, tf32: bool = False) -> torch.devic
         number = environment.local_rank % torch.cuda.device_count()  # a Slurm task may see its own GPU only
         torch.cuda.set_device(number)
         return torch.device("cuda", number)
+    keep_freed_memory()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, num_cores() // environment.local_world_size))
     return torch.device("cpu")

@@ -42,6 +42,7 @@ SHAPE: dict[str, Any] = {
     "max_grad_norm": 1.0,
     "seed": 1,
 }
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "2147483647"}  # as launcher/memory.py has it
 # name -> (whose, what differs)
 PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "transformers fp32": ("transformers", {"precision": "fp32"}),
@@ -58,6 +59,8 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "ours bf16 compile": ("own", {"precision": "bf16", "engine": "torch", "compile": True}),
     "ours bf16 4 documents a row": ("own", {"precision": "bf16", "engine": "torch", "pieces": 4}),
     "ours fp32 4 documents a row": ("own", {"precision": "fp32", "engine": "torch", "pieces": 4}),
+    "transformers fp32 keeping memory": ("transformers", {"precision": "fp32", "environment": KEPT}),
+    "transformers bf16 keeping memory": ("transformers", {"precision": "bf16", "environment": KEPT}),
     "transformers fp32 compile": ("transformers", {"precision": "fp32", "compile": True}),
     "transformers bf16 compile": ("transformers", {"precision": "bf16", "compile": True}),
 }
@@ -82,9 +85,9 @@ def main() -> None:
 
 
 def start(name: str, options: argparse.Namespace) -> Runner:
-    whose, what = PROGRAMS[name]
+    whose, what = PROGRAMS[name][0], dict(PROGRAMS[name][1])
+    environment = {"OMP_NUM_THREADS": str(options.threads), **what.pop("environment", {})}
     shape = {**SHAPE, "compile": False, "pieces": 0, **what, "threads": options.threads}
-    environment = {"OMP_NUM_THREADS": str(options.threads)}
     if whose == "own":
         return Runner(name, [sys.executable, "-m", "tests.benchmarks.own_steps", json.dumps(shape)], environment=environment)
     python = make_peer(whose, options.peer_venvs)
