@@ -100,6 +100,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: AttentionMask, dropout: 
     if allowed is None and 1 < num_queries < num_keys:  # SDPA's own causal flag would align the triangle top-left
         allowed = _causal(num_queries, num_keys, q.device)
     shared = q.shape[1] != k.shape[1]
+    if shared and num_queries == 1:  # decoding: heads that share a key become its queries, and nothing of the cache is repeated
+        together = q.unflatten(1, (k.shape[1], -1)).squeeze(3)  # [B, K, H/K, E]
+        return F.scaled_dot_product_attention(together, k, v, attn_mask=allowed).flatten(1, 2).unsqueeze(2)
     if shared and q.is_cuda and (allowed is not None or q.dtype == torch.float32):
         # Of the kernels that don't hold all S * T scores only FlashAttention shares heads, and it takes neither of these.
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))

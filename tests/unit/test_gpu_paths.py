@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from megatron_lite.config import ModelConfig
+from launcher.distributed import describe_attention
+from megatron_lite.config import ModelConfig, TrainingConfig
 from megatron_lite.layers.document_kernels import KernelChoice
 from megatron_lite.models import decoder
 from megatron_lite.models.batch import Batch
@@ -45,3 +46,15 @@ def test_forward_and_backward_read_nothing_from_the_device(kernel: str, checkpoi
         assert loss.dtype == torch.float32
         for parameter in model.parameters():
             assert parameter.grad is not None and parameter.grad.shape == parameter.shape
+
+
+def test_a_run_says_what_computes_attention() -> None:
+    """A fallback is printed with its reason."""
+    training = TrainingConfig(steps=1, document_kernel="flex")
+
+    def said(document_mask: bool, **model: float) -> str:
+        return describe_attention(CONFIG.model_copy(update=model), training, document_mask=document_mask, device=torch.device("cpu"))
+
+    assert said(False) == "attention by SDPA"
+    assert said(True) == "attention by SDPA, in rows of several documents by pieces (on CPU flex has no backward)"
+    assert said(True, attention_dropout=0.1).startswith("attention by its formula in fp32 (attention_dropout")
