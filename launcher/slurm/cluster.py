@@ -34,8 +34,8 @@ class ClusterConfig(Section):
     gpus_per_node: int = Field(0, ge=0)  # --gres
     gpu_type: str | None = None  # --gres=gpu:TYPE:N
     cpus_per_task: int | None = Field(None, gt=0)  # --cpus-per-task
-    memory: str | None = None  # of a node: 200G; 0 is all of it
-    time: str | None = None  # 24:00:00
+    memory: int | str | None = None  # of a node: 200G; 0 is all of it
+    time: int | str | None = None  # 24:00:00; a number is minutes
     account: str | None = None  # --account
     partition: str | None = None  # --partition
     qos: str | None = None  # --qos

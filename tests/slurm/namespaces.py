@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-PATH = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # not the clients of another cluster
 NAMESPACES = {"n": "--net", "u": "--uts", "i": "--ipc", "m": "--mount", "p": "--pid"}
 # The first process of a namespace: it reaps orphans, nothing else.
 REAPER = """
