@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from data_pipeline import words as words_module
 from data_pipeline.dedup import shingles as module
 from data_pipeline.dedup.config import DedupConfig, MinHashConfig
 from data_pipeline.dedup.minhash import MISS_PROBABILITY, band_keys, catch_probability, least_agreement, signatures, sketches
@@ -69,7 +70,7 @@ def test_shingles_do_not_depend_on_how_a_text_is_cut_to_be_hashed(piece: int, mo
     """Texts longer than PIECE, and single words longer than it, give the numbers that they would give whole."""
     texts = [*HOSTILE, "x" * 500, " ".join("ab" * size for size in range(60)) + " "]
     whole = [shingles(text, 2) for text in texts]
-    monkeypatch.setattr(module, "PIECE", piece)
+    monkeypatch.setattr(words_module, "PIECE", piece)
     for text, wanted in zip(texts, whole):
         assert np.array_equal(shingles(text, 2), wanted), text
 
