@@ -1,4 +1,4 @@
-"""`mlite data`: raw text to a dataset folder; look at it, check it, trace it."""
+"""`mlite data`: raw text to a dataset folder; look at it, check it, trace it; others' token files in and out."""
 
 from __future__ import annotations
 
@@ -120,6 +120,52 @@ def trace(
         sample = (step - 1) * batch_size + row
     assert sample is not None
     _print_json(trace_token(rows, sample, position).__dict__)
+
+
+Patterns = Annotated[
+    list[str], typer.Argument(metavar="FILES...", help="Token files, folders, patterns; Megatron's prefixes.", show_default=False)
+]
+Output = Annotated[Path, typer.Option("--output", "-o", help="The dataset folder to write.", show_default=False)]
+TheirTokenizer = Annotated[
+    str, typer.Option("--tokenizer", help="The tokenizer.json that made the ids, or its folder.", show_default=False)
+]
+TheirFormat = Annotated[str, typer.Option("--format", help="megatron, nanogpt, llmc, npy; auto: by name and first bytes.")]
+
+
+@app.command("import")
+def import_(
+    files: Patterns,
+    output: Output,
+    tokenizer: TheirTokenizer,
+    format: TheirFormat = "auto",
+    name: Annotated[str, typer.Option("--name", help="What the source is called in reports.")] = "imported",
+    validation: Annotated[Optional[list[str]], typer.Option("--validation", help="Token files that are held out, whole.")] = None,  # noqa: UP045
+    validation_fraction: Annotated[float, typer.Option("--validation-fraction", min=0.0, help="Or: this share of the documents.")] = 0.0,
+    eod_token: Annotated[Optional[str], typer.Option("--eod-token", help="What ends a document, where the files don't say.")] = None,  # noqa: UP045
+    bos_token: Annotated[Optional[str], typer.Option("--bos-token", help="What begins one, likewise.")] = None,  # noqa: UP045
+    dtype: Annotated[Optional[str], typer.Option("--dtype", help="Of ids in files without a header: uint16, uint32, ...")] = None,  # noqa: UP045
+    quiet: Quiet = False,
+) -> None:
+    """Token files of Megatron-LM, nanoGPT, llm.c or numpy to a dataset folder, with the same ids."""
+    from data_pipeline.interchange.importing import Source, import_tokens
+
+    source = Source(name, files, validation or (), validation_fraction)
+    import_tokens([source], output, tokenizer=tokenizer, format=format, eod_token=eod_token, bos_token=bos_token, dtype=dtype, quiet=quiet)
+
+
+@app.command()
+def export(
+    folder: Folder,
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="A folder to make.", show_default=False)],
+    format: Annotated[str, typer.Option("--format", help="megatron, nanogpt, llmc or npy.", show_default=False)],
+    ends: Annotated[str, typer.Option("--ends", help="Ends of documents: keep, drop; auto drops those that an import added.")] = "auto",
+) -> None:
+    """A dataset to token files of Megatron-LM, nanoGPT, llm.c or numpy, with the same ids; one JSON line a file."""
+    from data_pipeline.dataset import Dataset
+    from data_pipeline.interchange.exporting import export_tokens
+
+    for file in export_tokens(Dataset.open(folder), output, format=format, ends=ends):
+        _print_json(file)
 
 
 # ------------------------------------------------------------------------------------------------- reading
