@@ -151,7 +151,7 @@ def train(peer: str, shape: dict[str, Any]) -> None:
     for step in range(1, num_steps + 1):
         starts = torch.randint(len(train_data) - length, (shape["batch_size"],), generator=generator)
         rows = train_data[starts[:, None] + torch.arange(length + 1)]
-        loop.step(rows[:, :-1], rows[:, 1:], lr_at(step, shape))
+        loop.step(rows[:, :-1].contiguous(), rows[:, 1:].contiguous(), lr_at(step, shape))
     trained = time.perf_counter()
     num_windows = (len(heldout) - 1) // length
     inputs, targets = heldout[: num_windows * length].view(-1, length), heldout[1 : num_windows * length + 1].view(-1, length)
