@@ -93,7 +93,7 @@ def _curves(facts: RunFacts) -> str:
     """Every chart over steps, tokens and time; the page's buttons choose."""
     seconds = float(facts.clock_s[-1]) if facts.steps else 0.0
     unit, size = ("hours", 3600) if seconds > 3 * 3600 else ("minutes", 60) if seconds > 600 else ("seconds", 1)
-    axes: list[tuple[str, str, Callable[[list[float]], np.ndarray]]] = [
+    axes: list[tuple[str, str, Callable[[Sequence[float] | np.ndarray], np.ndarray]]] = [
         ("step", "steps", lambda steps: np.asarray(steps)),
         ("tokens", "tokens", lambda steps: facts.at(steps, facts.column("tokens"))),
         ("time", f"{unit} of training", lambda steps: facts.at(steps, facts.clock_s) / size),
@@ -106,11 +106,9 @@ def _curves(facts: RunFacts) -> str:
         for title, series in CHARTS:
             curves = []
             for colour, (curve, key, kind) in enumerate(series):
-                records = [record for record in (facts.evaluations if key.startswith("eval/") else facts.steps) if key in record]
-                xs, ys = place([record["step"] for record in records]), [number(record[key]) for record in records]
-                if key == WAIT and len(ys) == len(facts.steps):
-                    ys = (np.asarray(ys) / facts.steps_each).tolist()
-                curves.append(Curve(curve, xs.tolist(), ys, kind, colour))  # type: ignore[arg-type]
+                ys = facts.column(key) / facts.steps_each if key == WAIT else facts.column(key)
+                xs = place(facts.evaluated_steps if key.startswith("eval/") else facts.column("step"))
+                curves.append(Curve(curve, xs, ys, kind, colour))  # type: ignore[arg-type]
             charts.append(chart(title, curves, x_label=label, marks=marks, cut=title in CUT))
         blocks.append((name, label, "".join(charts)))
     buttons = "".join(
@@ -124,11 +122,7 @@ def _evaluations(facts: RunFacts) -> str:
     if not facts.evaluations:
         return ""
     keys = ("eval/loss", "eval/perplexity", "eval/bits_per_byte", "eval/tokens", "eval/sequences")
-    tokens = (
-        facts.at([record["step"] for record in facts.evaluations], facts.column("tokens"))
-        if facts.steps
-        else np.zeros(len(facts.evaluations))
-    )
+    tokens = facts.at(facts.evaluated_steps, facts.column("tokens")) if facts.steps else np.zeros(len(facts.evaluations))
     rows = [
         [
             f"{record['step']:,}",

@@ -6,7 +6,10 @@ import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
+
+import numpy as np
 
 WIDTH, HEIGHT = 560, 270
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 40
@@ -19,14 +22,15 @@ class Curve:
     """One series; `thin` is drawn faint with a smoothed line over it, `dots` with a mark at each point."""
 
     label: str
-    xs: Sequence[float]
-    ys: Sequence[float]
+    xs: Sequence[float] | np.ndarray
+    ys: Sequence[float] | np.ndarray
     kind: Literal["line", "thin", "dots"] = "line"
     colour: int = 0
 
-    def points(self) -> list[tuple[float, float]]:
-        """Without what is not finite, which no axis can show."""
-        return [(x, y) for x, y in zip(self.xs, self.ys) if math.isfinite(x) and math.isfinite(y)]
+    def points(self) -> np.ndarray:
+        """float64 [points, 2], without what is not finite, which no axis can show."""
+        both = np.column_stack([np.asarray(self.xs, dtype=np.float64), np.asarray(self.ys, dtype=np.float64)])
+        return both[np.isfinite(both).all(axis=1)]
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,9 @@ def round_step(width: float) -> float:
     return next((factor * power for factor in (1, 2, 5) if factor * power >= width * (1 - 1e-9)), 10 * power)
 
 
-def span(values: Sequence[float], *, room: float) -> tuple[float, float]:
+def span(values: np.ndarray, *, room: float) -> tuple[float, float]:
     """Least and greatest value with some room around; never empty."""
-    low, high = min(values), max(values)
+    low, high = float(values.min()), float(values.max())
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         pad = abs(low) * 0.1 or 1.0
         return low - pad, high + pad
@@ -72,26 +76,29 @@ def short(value: float) -> str:
     return f"{value:.4g}" if size >= 1e-3 or size == 0 else f"{value:.1e}"
 
 
-def thin_out(points: Sequence[tuple[float, float]], buckets: int = MAX_BUCKETS) -> list[tuple[float, float]]:
-    """At most 2 * buckets points in order: of each bucket the least and the greatest, and the ends."""
+def thin_out(points: np.ndarray, buckets: int = MAX_BUCKETS) -> np.ndarray:
+    """At most 2 * buckets + 2 points in order: of each bucket the least and the greatest, and the ends."""
     if len(points) <= 2 * buckets:
-        return list(points)
-    kept = [points[0]]
-    for bucket in range(buckets):
-        part = points[bucket * len(points) // buckets : (bucket + 1) * len(points) // buckets]
-        extremes = {min(range(len(part)), key=lambda n: part[n][1]), max(range(len(part)), key=lambda n: part[n][1])}
-        kept += [part[n] for n in sorted(extremes)]
-    return [*kept, points[-1]]
+        return points
+    edges = np.arange(buckets + 1) * len(points) // buckets
+    kept = {0, len(points) - 1}
+    for begin, end in pairwise(edges.tolist()):
+        part = points[begin:end, 1]
+        kept |= {int(begin + part.argmin()), int(begin + part.argmax())}
+    return points[sorted(kept)]
 
 
-def smoothed(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Exponential moving average, corrected for its start (Kingma and Ba 2015)."""
+def smoothed(points: np.ndarray, buckets: int = MAX_BUCKETS) -> np.ndarray:
+    """Exponential moving average, corrected for its start (Kingma and Ba 2015), of the points or of the means of so many buckets."""
+    if len(points) > 2 * buckets:
+        edges = np.arange(2 * buckets) * len(points) // (2 * buckets)
+        points = np.add.reduceat(points, edges) / np.diff([*edges, len(points)])[:, None]
     decay = 1 - 1 / max(1.0, SMOOTH_SHARE * len(points))
     mean, weight, out = 0.0, 0.0, []
-    for x, y in points:
+    for x, y in points.tolist():
         mean, weight = decay * mean + (1 - decay) * y, decay * weight + (1 - decay)
         out.append((x, mean / weight))
-    return out
+    return np.array(out)
 
 
 def chart(title: str, curves: Sequence[Curve], *, x_label: str, marks: Sequence[tuple[float, str]] = (), cut: bool = False) -> str:
@@ -99,13 +106,12 @@ def chart(title: str, curves: Sequence[Curve], *, x_label: str, marks: Sequence[
 
     `cut` lets the few greatest values of a long series leave the chart, which says so: else the first steps' loss would be all of it.
     """
-    drawn = [(curve, points) for curve in curves if (points := curve.points())]
+    drawn = [(curve, points) for curve in curves if len(points := curve.points())]
     if not drawn:
         return ""
-    x_axis = Axis(*span([x for _, points in drawn for x, _ in points], room=0.0), LEFT, WIDTH - RIGHT)
-    ys = [y for _, points in drawn for _, y in points]
-    ceiling = _ceiling(ys) if cut else math.inf
-    kept = [y for y in ys if y <= ceiling]
+    xs, ys = np.concatenate([points for _, points in drawn]).T
+    x_axis = Axis(*span(xs, room=0.0), LEFT, WIDTH - RIGHT)
+    kept = ys[ys <= _ceiling(ys)] if cut else ys
     y_axis = Axis(*span(kept, room=0.05), HEIGHT - BOTTOM, TOP)
     parts = [*_grid(x_axis, y_axis, x_label)]
     for x, hint in marks:
@@ -118,18 +124,17 @@ def chart(title: str, curves: Sequence[Curve], *, x_label: str, marks: Sequence[
         parts += _curve(curve, points, x_axis, y_axis)
     legend = "".join(f'<span class="key c{curve.colour}">{html.escape(curve.label)}</span>' for curve, _ in drawn if len(drawn) > 1)
     if len(kept) < len(ys):
-        legend += f'<span class="note">{len(ys) - len(kept):,} above this, up to {short(max(ys))}</span>'
+        legend += f'<span class="note">{len(ys) - len(kept):,} above this, up to {short(float(ys.max()))}</span>'
     svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}">{"".join(parts)}</svg>'
     return f"<figure><figcaption>{html.escape(title)} {legend}</figcaption>{svg}</figure>"
 
 
-def _ceiling(values: Sequence[float]) -> float:
+def _ceiling(values: np.ndarray) -> float:
     """What 99 % of the values stay below, and half of their range more; infinite for a short series."""
-    ranked = sorted(values)
-    if len(ranked) < 200:
+    if len(values) < 200:
         return math.inf
-    low, high = ranked[0], ranked[len(ranked) * 99 // 100]
-    return high + 0.5 * (high - low)
+    high = float(np.partition(values, len(values) * 99 // 100)[len(values) * 99 // 100])
+    return high + 0.5 * (high - float(values.min()))
 
 
 def _grid(x_axis: Axis, y_axis: Axis, x_label: str) -> list[str]:
@@ -146,17 +151,20 @@ def _grid(x_axis: Axis, y_axis: Axis, x_label: str) -> list[str]:
     return parts
 
 
-def _curve(curve: Curve, points: list[tuple[float, float]], x_axis: Axis, y_axis: Axis) -> list[str]:
+def _curve(curve: Curve, points: np.ndarray, x_axis: Axis, y_axis: Axis) -> list[str]:
+    def place(point: Sequence[float]) -> tuple[float, float]:
+        return x_axis.at(point[0]), max(y_axis.at(point[1]), 0.0)  # what is above the chart leaves it through its upper edge
+
     parts = []
-    over = smoothed(points) if curve.kind == "thin" and len(points) >= 100 else []
-    for style, line in (("faint" if over else "line", points), ("line", over)):
+    over = smoothed(points) if curve.kind == "thin" and len(points) >= 100 else points[:0]
+    for style, line in (("faint" if len(over) else "line", points), ("line", over)):
         if len(line) > 1:
-            path = " ".join(f"{x_axis.at(x):.1f},{max(y_axis.at(y), 0.0):.1f}" for x, y in thin_out(line))
+            path = " ".join("{:.1f},{:.1f}".format(*place(point)) for point in thin_out(line).tolist())
             parts.append(f'<polyline class="{style} c{curve.colour}" points="{path}"/>')
     if curve.kind == "dots" or len(points) == 1:
-        for x, y in points if len(points) <= MAX_BUCKETS else points[-1:]:
-            hint = f"{curve.label} {y:.5g} at {short(x)}"
-            parts.append(
-                f'<circle class="c{curve.colour}" cx="{x_axis.at(x):.1f}" cy="{max(y_axis.at(y), 0.0):.1f}" r="{3 if len(points) < 40 else 1.5}"><title>{html.escape(hint)}</title></circle>'
-            )
+        radius = 3 if len(points) < 40 else 1.5
+        for point in thin_out(points, MAX_BUCKETS // 2).tolist():
+            x, y = place(point)
+            hint = html.escape(f"{curve.label} {point[1]:.5g} at {short(point[0])}")
+            parts.append(f'<circle class="c{curve.colour}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"><title>{hint}</title></circle>')
     return parts

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ class RunFacts:
     num_moved: int  # steps that were done, lost at a resume, and done again
     moved_s: float
     attempts: list[Attempt]
+    _columns: dict[str, np.ndarray] = field(default_factory=dict)
 
     @cached_property
     def config(self) -> RunConfig | None:
@@ -66,10 +68,18 @@ class RunFacts:
         return np.maximum(np.diff([0, *self.column("step")]), 1)
 
     def column(self, key: str) -> np.ndarray:
-        """A value of each training record as float64, nan where it has none."""
-        return np.array([number(record.get(key)) for record in self.steps], dtype=np.float64)
+        """A value of each training record as float64, of each evaluation for a key of those; nan where it has none."""
+        if key not in self._columns:
+            records = self.evaluations if key.startswith("eval/") else self.steps
+            self._columns[key] = np.array([number(record.get(key)) for record in records], dtype=np.float64)
+        return self._columns[key]
 
-    def at(self, steps: list[float], what: np.ndarray) -> np.ndarray:
+    @cached_property
+    def evaluated_steps(self) -> np.ndarray:
+        """The step of each evaluation."""
+        return np.array([record["step"] for record in self.evaluations], dtype=np.float64)
+
+    def at(self, steps: Sequence[float] | np.ndarray, what: np.ndarray) -> np.ndarray:
         """`what` (one value a training record) at other steps, by straight lines between; 0 at step 0."""
         return np.interp(steps, [0.0, *self.column("step")], [0.0, *what])
 

@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -133,17 +134,22 @@ def test_a_report_needs_no_torch() -> None:
 
 
 def test_no_spike_is_lost_to_thinning() -> None:
-    points = [(float(n), 1.0) for n in range(10_000)]
-    points[1234], points[8765] = (1234.0, 9.0), (8765.0, -9.0)
-    kept = thin_out(points, 100)
-    assert len(kept) <= 202 and points[1234] in kept and points[8765] in kept
-    assert kept == sorted(kept) and kept[0] == points[0] and kept[-1] == points[-1]
-    assert thin_out(points[:200], 100) == points[:200]
+    points = np.column_stack([np.arange(10_000.0), np.ones(10_000)])
+    points[1234, 1], points[8765, 1] = 9.0, -9.0
+    kept = thin_out(points, 100).tolist()
+    assert len(kept) <= 202 and [1234.0, 9.0] in kept and [8765.0, -9.0] in kept
+    assert kept == sorted(kept) and kept[0] == points[0].tolist() and kept[-1] == points[-1].tolist()
+    assert thin_out(points[:200], 100) is not None and len(thin_out(points[:200], 100)) == 200
 
 
 def test_smoothing_begins_at_the_first_value_and_keeps_a_constant() -> None:
-    assert [y for _, y in smoothed([(n, 3.0) for n in range(500)])] == pytest.approx([3.0] * 500)
-    assert smoothed([(0, 7.0), (1, 1.0)])[0] == (0, 7.0)
+    """Also over the means of buckets, where a long series ends where a short one does."""
+    for count in (1, 500, 20_000):
+        constant = np.column_stack([np.arange(float(count)), np.full(count, 3.0)])
+        assert smoothed(constant)[:, 1] == pytest.approx(np.full(min(count, 800), 3.0))
+    assert smoothed(np.array([[0.0, 7.0], [1.0, 1.0]]))[0].tolist() == [0.0, 7.0]
+    line = np.column_stack([np.linspace(0, 1, 40_000), np.linspace(0, 1, 40_000)])
+    assert smoothed(line)[-1] == pytest.approx(smoothed(line[::50])[-1], abs=2e-3)
 
 
 def test_ticks_are_round_and_inside() -> None:
