@@ -13,6 +13,7 @@ from typing import Any
 from data_pipeline.errors import ConfigError, Fault
 from launcher.config import RunConfig, cross_faults
 from launcher.micro_batch import resolve_micro_batch
+from megatron_lite.communication import communicated_bytes
 from megatron_lite.memory import Buckets, Memory, memory
 from megatron_lite.sizes import checkpoint_bytes, flops_per_token, num_local_parameters, num_parameters
 from megatron_lite.training.deepspeed_config import deepspeed_config
@@ -48,6 +49,7 @@ class RunPlan:
     parameters: int
     local_parameters: int
     memory: Memory
+    communication: dict[str, dict[str, int]]  # {axis: {collective: bytes of a step}}
     flops_per_step: float  # of the model; recomputed activations don't count
     hardware_flops_per_step: float  # with them
     tokens_per_step: int
@@ -114,6 +116,7 @@ def plan_run(config: RunConfig, *, world: int, device_type: str) -> RunPlan:
             document_mask=config.data.document_mask,
             on_cpu=device_type == "cpu",
         ),
+        communication=communicated_bytes(model, training, parallel, dp=dp, micro_batch_size=micro),
         flops_per_step=flops,
         hardware_flops_per_step=flops * (4 / 3 if training.activation_checkpointing == "full" else 1),
         tokens_per_step=tokens,

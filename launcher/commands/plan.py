@@ -152,6 +152,9 @@ def describe(config: RunConfig, plan: RunPlan, limit: Limit | None) -> str:
         + (f", {plan.hardware_flops_per_step:.3g} with recomputation" if plan.hardware_flops_per_step != plan.flops_per_step else "")
         + f"; the run: {plan.steps:,} steps, {plan.steps * plan.tokens_per_step:,} tokens, {plan.steps * plan.flops_per_step:.3g} FLOPs",
     ]
+    for axis, collectives in plan.communication.items():
+        traffic = ", ".join(f"{name.replace('_', '-')} {show_bytes(count)}" for name, count in collectives.items() if count)
+        lines.append(f"communication of a rank over {axis}, a step: {traffic}")
     if training.compile:
         lines.append("training.compile: compiled layers keep fewer activations than these")
     return "\n".join(lines)
