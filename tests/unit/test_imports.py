@@ -15,7 +15,7 @@ FREE_FOR_ALL = {"data_pipeline.storage", "data_pipeline.errors", "data_pipeline.
 MEGATRON_ORDER = [
     ("config",),
     ("sizes",),
-    ("memory",),
+    ("memory", "communication"),
     ("parallel",),
     ("layers",),
     ("models",),
