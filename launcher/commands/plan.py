@@ -44,6 +44,8 @@ def plan_config(
     as_json: bool = False,
 ) -> None:
     """Print the plan. Raises ConfigError where the config is wrong or a rank needs more memory than there is."""
+    if device not in (None, *PROCESS_BYTES):
+        raise ConfigError([Fault("--device", device, " or ".join(PROCESS_BYTES))])
     arguments = parse_arguments(argv, usage=USAGE)
     config = load_config(arguments.config, arguments.overrides)
     device_type = device or ("cuda" if num_gpus() else "cpu")
@@ -134,7 +136,7 @@ def describe(config: RunConfig, plan: RunPlan, limit: Limit | None) -> str:
         f"{training.global_batch_size} sequences of {training.sequence_length} a step = {plan.tokens_per_step:,} tokens: on each rank "
         f"{plan.micro_batches} micro-batch{'es' if plan.micro_batches > 1 else ''} of {plan.micro_batch_size}",
         "",
-        f"{'memory of a rank':<14}" + "".join(f"{moment:>13}" for moment in memory.moments),
+        f"{'each rank needs':<16}" + "".join(f"{moment:>13}" for moment in memory.moments),
     ]
     for part in PARTS:
         sizes = [parts[part] for parts in memory.moments.values()]

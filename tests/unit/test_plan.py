@@ -67,6 +67,7 @@ def test_numbers_are_those_of_the_formulas(config_file: Callable[..., Path], cap
         "tokens_a_day": 86400 * 1e5,
         "run_s": 1000 * 64 * 8192 / 1e5,
     }
+    assert found["communication"]["dp"] == {"all_reduce": 4 * found["local_parameters"], "all_gather": 2 * found["local_parameters"]}
     assert found["fits"] and found["limit_bytes"] is None
     assert sum(found["memory"]["moments"][found["memory"]["peak_moment"]].values()) == found["memory"]["peak_bytes"]
 
@@ -111,6 +112,8 @@ def test_faults_of_the_config_come_first(config_file: Callable[..., Path]) -> No
     with pytest.raises(ConfigError) as refusal:
         plan_config([str(config_file()), "training.global_batch_size=7", "model.num_attention_heads=24"], world=8, memory="1GiB")
     assert {"model", "training.global_batch_size"} & {fault.field.split(":")[0] for fault in refusal.value.faults}
+    with pytest.raises(ConfigError, match="cpu or cuda"):
+        plan_config([str(config_file())], device="tpu")
 
 
 def test_the_rate_is_the_runs_own(config_file: Callable[..., Path], tmp_path: Path) -> None:
