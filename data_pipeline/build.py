@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from data_pipeline.config import DataConfig, PackingConfig
 from data_pipeline.dataset import Dataset
 from data_pipeline.dedup.stage import Duplicates, count, deduplicate, listed
 from data_pipeline.errors import ConfigError, DataError, Fault, RunInUseError
-from data_pipeline.ingest import ingest
+from data_pipeline.ingest import dropped_path, ingest
 from data_pipeline.inputs import ReadTask, describe_inputs, find_inputs
 from data_pipeline.manifest import Manifest, ShardEntry, SourceEntry, source_hash, write_manifest
 from data_pipeline.pool import Workers, started
@@ -99,12 +100,18 @@ def _stages(config: DataConfig, tasks: list[ReadTask], key: str, workers: Worker
     work = config.work_folder
     names = [source.name for source in config.sources]
     store, ledger = ingest(
-        tasks, normalise=config.normalise, strict=config.strict, folder=work / "documents", workers=workers, progress=progress
+        tasks,
+        normalise=config.normalise,
+        strict=config.strict,
+        folder=work / "documents",
+        workers=workers,
+        progress=progress,
+        filters=config.filters,
     )
     document_keys = [task.key for task in tasks]
     duplicates = None
     kept = np.ones(store.num_documents, dtype=bool)
-    chain = ["read", "normalise"]
+    chain = list(ledger.stages)
     if config.dedup is not None and (config.dedup.exact or config.dedup.minhash is not None):
         path = work / "dedup" / f"{cache_key('dedup', config.dedup.model_dump(mode='json'), names, document_keys)}.duplicates"
         duplicates = deduplicate(store, config.dedup, priorities=names, path=path, workers=config.workers, progress=progress)
@@ -156,6 +163,7 @@ def _assemble(built: Built, *, replace: bool) -> None:
         (folder / "tokenizer.json").write_text(facts.json_text, encoding="utf-8")
         (folder / "tokenizer_config.json").write_text(facts.config_json(), encoding="utf-8")
         np.save(folder / "token_bytes.npy", facts.token_bytes)
+        _write_dropped(built, folder)
         if built.duplicates is not None:
             with open(folder / "duplicates.jsonl", "w", encoding="utf-8") as file:
                 for line in listed(built.store, built.duplicates):
@@ -172,6 +180,18 @@ def _assemble(built: Built, *, replace: bool) -> None:
             summary_lines(dataset, plans, asked_vocab=asked),
             title=built.config.folder.name,
         )
+
+
+def _write_dropped(built: Built, folder: Path) -> None:
+    """dropped/SOURCE-00000.jsonl.zst, ...: what the filters dropped, a file for each read task."""
+    if built.config.filters is None or not built.config.filters.write_dropped:
+        return
+    (folder / "dropped").mkdir()
+    numbers: Counter[str] = Counter()
+    for task in built.tasks:
+        name = task.source.name
+        _link(dropped_path(built.config.work_folder / "documents", task), folder / "dropped" / f"{name}-{numbers[name]:05d}.jsonl.zst")
+        numbers[name] += 1
 
 
 def _manifest(built: Built) -> Manifest:
@@ -256,6 +276,7 @@ def _prune(built: Built) -> None:
     """Delete work of other configs, so that the work folder stays as large as one build needs."""
     used = {part.path for part in built.store.parts} | {job.path for job in built.jobs} | {job.done_path for job in built.jobs}
     used |= {built.config.work_folder / "documents" / f"{task.key}.json" for task in built.tasks}
+    used |= {dropped_path(built.config.work_folder / "documents", task) for task in built.tasks}
     used |= {Path(job.tokenizer_path) for job in built.jobs}
     for stage in ("documents", "tokenizer", "shards"):
         for path in (built.config.work_folder / stage).glob("*"):

@@ -9,10 +9,12 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.dedup.config import DedupConfig
+from data_pipeline.filters.config import FiltersConfig
 from data_pipeline.normalise import NormaliseConfig
 from data_pipeline.schema import Section, compose, validate
 
 Method = Literal["best_fit", "concat"]
+LATER_SECTIONS = {"filters"}
 
 
 class SourceConfig(Section):
@@ -87,6 +89,7 @@ class DataConfig(Section):
     seed: int = Field(1234, ge=0)  # which documents are held out, and which the tokenizer is trained on
     sources: list[SourceConfig] = Field(min_length=1)
     normalise: NormaliseConfig = NormaliseConfig()
+    filters: FiltersConfig | None = None
     dedup: DedupConfig | None = Field(default_factory=DedupConfig)
     tokenizer: TokenizerConfig = TokenizerConfig()
     validation: ValidationConfig = ValidationConfig()
@@ -120,7 +123,9 @@ class DataConfig(Section):
 
     def content(self) -> dict[str, Any]:
         """The part that decides what is built: not where, nor with how many workers, nor which plans are added."""
-        return self.model_dump(mode="json", exclude={"output", "workers", "packing"})
+        content = self.model_dump(mode="json", exclude={"output", "workers", "packing"})
+        # Sections that came later stand in no older config, so that a dataset without them keeps its key and its bytes.
+        return {key: value for key, value in content.items() if value is not None or key not in LATER_SECTIONS}
 
 
 def load_data_config(path: str | Path, overrides: Iterable[str] = ()) -> DataConfig:

@@ -12,12 +12,15 @@ from typing import Any
 
 from data_pipeline.document import Document
 from data_pipeline.errors import DataError
+from data_pipeline.filters.config import FiltersConfig
+from data_pipeline.filters.stage import DroppedWriter, Filters
 from data_pipeline.inputs import ReadTask
 from data_pipeline.normalise import Normalise, NormaliseConfig
+from data_pipeline.pii import Pii
 from data_pipeline.pool import Report, Workers
 from data_pipeline.progress import Progress
 from data_pipeline.read import count_read, read_dataset, read_file
-from data_pipeline.step import Ledger
+from data_pipeline.step import Ledger, Step
 from data_pipeline.storage import atomic_write
 from data_pipeline.store import DocumentStore, Part, PartWriter, write_part
 
@@ -32,21 +35,43 @@ class ReadJob:
     normalise: NormaliseConfig
     strict: bool
     folder: Path
+    filters: FiltersConfig | None = None
 
     @property
     def done_path(self) -> Path:
         """Written last: what it names exists."""
         return self.folder / f"{self.task.key}.json"
 
+    @property
+    def dropped_path(self) -> Path:
+        """What the filters dropped, where it is asked for."""
+        return dropped_path(self.folder, self.task)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields of a record that steps look at besides its text."""
+        return () if self.filters is None or self.filters.url is None else (self.filters.url.field,)
+
+
+def dropped_path(folder: Path, task: ReadTask) -> Path:
+    return folder / f"{task.key}.dropped.jsonl.zst"
+
 
 def ingest(
-    tasks: Sequence[ReadTask], *, normalise: NormaliseConfig, strict: bool, folder: Path, workers: Workers, progress: Progress
+    tasks: Sequence[ReadTask],
+    *,
+    normalise: NormaliseConfig,
+    strict: bool,
+    folder: Path,
+    workers: Workers,
+    progress: Progress,
+    filters: FiltersConfig | None = None,
 ) -> tuple[DocumentStore, Ledger]:
     """Read what isn't read yet. Parts and books are the same whatever the number of workers and however often it was killed.
 
     Raises DataError where nothing is left to go on with.
     """
-    jobs = [ReadJob(task, normalise, strict, folder) for task in tasks]
+    jobs = [ReadJob(task, normalise, strict, folder, filters) for task in tasks]
     waiting = [job for job in jobs if not job.done_path.exists()]
     if waiting:
         with progress.stage("read", sum(job.task.num_bytes for job in waiting)) as advance:
@@ -59,19 +84,23 @@ def ingest(
         parts.extend((job.task.source.name, Part(folder / name)) for name in done["parts"])
     store = DocumentStore(parts)
     if not store.num_documents:
-        raise DataError(f"no documents in the input: {_why_none(ledger)}. Check text_field and format of the sources.")
+        filtered = any(ledger.total(stage).read.documents for stage in ledger.stages if stage != "read")
+        advice = "Loosen the filters." if filtered else "Check text_field and format of the sources."
+        raise DataError(f"no documents in the input: {_why_none(ledger)}. {advice}")
     return store, ledger
 
 
 def read_task(job: ReadJob, report: Report) -> None:
     """In a worker: write the task's parts, then what says that they are there."""
     ledger = Ledger()
-    step = Normalise(job.normalise, ledger)
-    ledger.tally("read", job.task.source.name)
-    ledger.tally("normalise", job.task.source.name)
     names: list[str] = []
-    documents = step.run(_documents(job, ledger, report))
-    with ExitStack() as stack:
+    with ExitStack() as dropped, ExitStack() as stack:
+        steps = _steps(job, ledger, dropped)
+        for name in ("read", *(step.name for step in steps)):
+            ledger.tally(name, job.task.source.name)
+        documents = _documents(job, ledger, report)
+        for step in steps:
+            documents = step.run(documents)
         writer: PartWriter | None = None
         for document in documents:
             if writer is None or writer.text_bytes >= PART_BYTES:
@@ -79,9 +108,20 @@ def read_task(job: ReadJob, report: Report) -> None:
                 names.append(f"{job.task.key}-{len(names):03d}.documents")
                 writer = stack.enter_context(write_part(job.folder / names[-1]))
             writer.add(document)
-    ledger.balance(chain=("read", "normalise"))
+    ledger.balance(chain=("read", *(step.name for step in steps)))
     with atomic_write(job.done_path) as file:
         file.write(json.dumps({"parts": names, "ledger": ledger.to_dict()}).encode())
+
+
+def _steps(job: ReadJob, ledger: Ledger, stack: ExitStack) -> list[Step]:
+    """Every step that looks at one document at a time, in order."""
+    steps: list[Step] = [Normalise(job.normalise, ledger)]
+    if (filters := job.filters) is not None:
+        writer = stack.enter_context(DroppedWriter(job.dropped_path)) if filters.write_dropped else None
+        steps.append(Filters(filters, ledger, dropped=writer))
+        if filters.pii is not None:
+            steps.append(Pii(filters.pii, ledger))
+    return steps
 
 
 def _documents(job: ReadJob, ledger: Ledger, report: Report) -> Iterator[Document]:
@@ -96,6 +136,7 @@ def _documents(job: ReadJob, ledger: Ledger, report: Report) -> Iterator[Documen
             text_field=source.text_field,
             streaming=source.streaming,
             notes=notes,
+            fields=job.fields,
         )
         yield from count_read(items, ledger, source=source.name, strict=job.strict, notes=notes)
         report(job.task.num_bytes)
@@ -110,6 +151,7 @@ def _documents(job: ReadJob, ledger: Ledger, report: Report) -> Iterator[Documen
             text_field=source.text_field,
             txt_documents=source.txt_documents,
             notes=notes,
+            fields=job.fields,
         )
         left = file.num_bytes
         for document in count_read(items, ledger, source=source.name, strict=job.strict, notes=notes):
@@ -122,6 +164,6 @@ def _documents(job: ReadJob, ledger: Ledger, report: Report) -> Iterator[Documen
 
 
 def _why_none(ledger: Ledger) -> str:
-    total = ledger.total("read")
-    reasons: dict[str, Any] = {reason: count.documents for reason, count in {**total.dropped, **total.errors}.items()}
+    totals = [ledger.total(stage) for stage in ledger.stages]
+    reasons: dict[str, Any] = {reason: count.documents for total in totals for reason, count in {**total.dropped, **total.errors}.items()}
     return ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in sorted(reasons.items())) or "the files are empty"

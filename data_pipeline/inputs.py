@@ -12,6 +12,7 @@ from typing import Any
 from data_pipeline.cache_key import cache_key
 from data_pipeline.config import DataConfig, SourceConfig
 from data_pipeline.errors import ConfigError, DataError, Fault
+from data_pipeline.filters.stage import filters_key
 from data_pipeline.pool import Report, Workers
 from data_pipeline.progress import Progress
 from data_pipeline.storage import atomic_write, is_url, list_files, named_files, sha256_file
@@ -52,10 +53,11 @@ def find_inputs(config: DataConfig, workers: Workers, progress: Progress) -> lis
     listed = {source.name: _listed(source) for source in config.sources}
     _check_disjoint(listed)
     hashes = _hashes([path for pairs in listed.values() for path, _ in pairs], config.work_folder / "inputs.json", workers, progress)
+    cleaning = [] if config.filters is None else [filters_key(config.filters)]
     tasks: list[ReadTask] = []
     for source in config.sources:
         files = [InputFile(path, name, *hashes[path]) for path, name in listed[source.name]]
-        settings = [source.model_dump(mode="json", exclude={"files"}), config.normalise.model_dump(mode="json"), config.strict]
+        settings = [source.model_dump(mode="json", exclude={"files"}), config.normalise.model_dump(mode="json"), config.strict, *cleaning]
         if source.dataset is not None and not files:
             tasks.append(ReadTask(source, (), 0, cache_key("read", settings, "by name")))
         groups = [files] if source.dataset is not None and files else _groups(files)

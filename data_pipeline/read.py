@@ -11,7 +11,7 @@ import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -36,6 +36,14 @@ class Rejected:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Fielded:
+    """A text with the record's other fields that were asked for, None where it hasn't got one."""
+
+    text: str
+    fields: dict[str, Any]
+
+
 @dataclass(slots=True)
 class ReadOptions:
     """How to take documents out of a file. `notes` counts what was repaired in documents that were kept."""
@@ -43,10 +51,11 @@ class ReadOptions:
     text_field: str = "text"
     txt_documents: TxtDocuments = "file"
     notes: Counter[str] = field(default_factory=Counter)
+    fields: Sequence[str] = ()
 
 
 Text = str | Rejected
-Records = Iterator[tuple[int, Text]]  # record number from 1, and the text or why there is none
+Records = Iterator[tuple[int, Text | Fielded]]  # record number from 1, and the text or why there is none
 
 
 def read_file(
@@ -58,15 +67,17 @@ def read_file(
     text_field: str = "text",
     txt_documents: TxtDocuments = "file",
     notes: Counter[str] | None = None,
+    fields: Sequence[str] = (),
 ) -> Iterator[Document | Rejected]:
     """Documents of one file, in order, with the records that are none.
 
     `name` is the file's name relative to its root (default: its last part); ids are made of it. `format` is a key of
-    FORMATS, or auto: by the file's name. `notes` counts repairs: bom_stripped, surrogates_replaced.
+    FORMATS, or auto: by the file's name. `notes` counts repairs: bom_stripped, surrogates_replaced. `fields` of a record go
+    into the document's meta, None where it hasn't got them.
     Raises DataError when the format can't be told or a parquet file has no such column.
     """
     name = Path(path).name if name is None else name
-    options = ReadOptions(text_field, txt_documents, Counter() if notes is None else notes)
+    options = ReadOptions(text_field, txt_documents, Counter() if notes is None else notes, fields)
     format = format_of(path) if format == "auto" else format
     if format not in FORMATS:
         raise DataError(f"{path}: no reader for format {format!r}; there are auto, {', '.join(FORMATS)}")
@@ -133,14 +144,18 @@ _NOT_READ = {
 # fmt: on
 
 
-def _document(text: str, source: str, name: str, number: int, *, where: str, notes: Counter[str]) -> Document | Rejected:
+def _document(text: str | Fielded, source: str, name: str, number: int, *, where: str, notes: Counter[str]) -> Document | Rejected:
+    fields: dict[str, Any] = {}
+    if isinstance(text, Fielded):
+        fields = text.fields
+        text = text.text
     if not text or text.isspace():
         return Rejected("empty", where, utf8_bytes(text))
     if not text.isascii():
         text, replaced = _SURROGATE.subn("\ufffd", text)  # JSON can spell lone surrogates; UTF-8 and tokenizers can't
         if replaced:
             notes["surrogates_replaced"] += replaced
-    return Document(document_id(source, name, number), text, source, {"file": name, "record": number})
+    return Document(document_id(source, name, number), text, source, {"file": name, "record": number, **fields})
 
 
 # ------------------------------------------------------------------------------------------------- formats
@@ -185,10 +200,10 @@ def _paragraphs(path: str, notes: Counter[str]) -> Records:
 
 def _read_jsonl(path: str, options: ReadOptions) -> Records:
     for number, line in _lines(path, options.notes):
-        yield number, line if isinstance(line, Rejected) else _json_text(line, f"{path}:{number}", options.text_field)
+        yield number, line if isinstance(line, Rejected) else _json_text(line, f"{path}:{number}", options)
 
 
-def _json_text(line: bytes, where: str, text_field: str) -> Text:
+def _json_text(line: bytes, where: str, options: ReadOptions) -> Text | Fielded:
     if not line.strip():
         return Rejected("blank_line", where, len(line))
     decoded = _decode(line, where)
@@ -200,10 +215,12 @@ def _json_text(line: bytes, where: str, text_field: str) -> Text:
         return Rejected("invalid_json", where, len(line))
     if not isinstance(record, dict):
         return Rejected("not_an_object", where, len(line))
-    if text_field not in record:
+    if options.text_field not in record:
         return Rejected("no_text_field", where, len(line))
-    text = record[text_field]
-    return text if isinstance(text, str) else Rejected("text_not_string", where, len(line))
+    text = record[options.text_field]
+    if not isinstance(text, str):
+        return Rejected("text_not_string", where, len(line))
+    return Fielded(text, {name: record.get(name) for name in options.fields}) if options.fields else text
 
 
 def _read_parquet(path: str, options: ReadOptions) -> Records:
@@ -218,11 +235,17 @@ def _read_parquet(path: str, options: ReadOptions) -> Records:
             columns = parquet.schema_arrow.names
             if options.text_field not in columns:
                 raise DataError(f"{path} has no column {options.text_field!r}; set text_field to one of: {', '.join(columns)}")
-            for batch in parquet.iter_batches(batch_size=1024, columns=[options.text_field]):
-                for value in _raw_strings(batch.column(0)):
+            others = [name for name in options.fields if name in columns]
+            for batch in parquet.iter_batches(batch_size=1024, columns=list(dict.fromkeys([options.text_field, *others]))):
+                beside = {name: batch.column(name).to_pylist() for name in others}
+                for row, value in enumerate(_raw_strings(batch.column(options.text_field))):
                     number += 1
                     where = f"{path}:{number}"
-                    yield number, _decode(value, where) if isinstance(value, bytes) else Rejected("text_not_string", where, 0)
+                    text = _decode(value, where) if isinstance(value, bytes) else Rejected("text_not_string", where, 0)
+                    if options.fields and isinstance(text, str):
+                        yield number, Fielded(text, {name: beside[name][row] if name in beside else None for name in options.fields})
+                    else:
+                        yield number, text
     except DamagedStream as damage:
         yield number + 1, Rejected(damage.kind, f"{path}:{number + 1}", 0)
     except (pyarrow.ArrowException, OSError):
@@ -318,6 +341,7 @@ def read_dataset(
     text_field: str = "text",
     streaming: bool = True,
     notes: Counter[str] | None = None,
+    fields: Sequence[str] = (),
 ) -> Iterator[Document | Rejected]:
     """Documents of one split of a dataset: a name on the Hub, a local folder of data files, or a folder from save_to_disk.
 
@@ -331,7 +355,8 @@ def read_dataset(
             raise DataError(f"dataset {name} has no column {text_field!r}; set text_field to one of: {', '.join(record)}")
         text = record[text_field]
         if isinstance(text, str):
-            yield _document(text, source, name, number, where=where, notes=notes)
+            beside = {field: record.get(field) for field in fields}
+            yield _document(Fielded(text, beside), source, name, number, where=where, notes=notes)
         else:
             yield Rejected("text_not_string", where, 0)
 

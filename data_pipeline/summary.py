@@ -13,7 +13,14 @@ from data_pipeline.plans import Plan
 from data_pipeline.progress import size
 from data_pipeline.step import Count, Ledger, Tally
 
-STAGE_WORDS = {"read": "read", "normalise": "normalised", "dedup": "deduplicated", "encode": "encoded"}
+STAGE_WORDS = {
+    "read": "read",
+    "normalise": "normalised",
+    "filters": "filtered",
+    "pii": "masked",
+    "dedup": "deduplicated",
+    "encode": "encoded",
+}
 
 
 @dataclass(frozen=True)

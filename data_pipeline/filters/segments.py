@@ -1,0 +1,108 @@
+"""What filters look at in a text, each computed once and only if somebody asks: lines, paragraphs, words, classes of characters."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from data_pipeline.words import Words, code_points, segment
+
+LETTER, DIGIT, SPACE, SYMBOL = 1, 2, 4, 8
+_PARAGRAPH_END = re.compile(r"\n[^\S\n]*\n\s*")
+_NUM_CODE_POINTS = 0x110000
+
+
+class Segments:
+    """A text in parts. Lines end at \\n alone; blank lines and blank paragraphs are left out everywhere (they would count as
+    duplicates of each other)."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @cached_property
+    def lowered(self) -> str:
+        return self.text.lower()
+
+    @cached_property
+    def lines(self) -> list[str]:
+        return [line for line in self.text.split("\n") if line and not line.isspace()]
+
+    @cached_property
+    def paragraphs(self) -> list[str]:
+        """Between blank lines, without white space around them."""
+        return [stripped for part in _PARAGRAPH_END.split(self.text) if (stripped := part.strip())]
+
+    @cached_property
+    def points(self) -> np.ndarray:
+        """uint32 code points of the lower-cased text."""
+        return code_points(self.text)
+
+    @cached_property
+    def words(self) -> Words:
+        return segment(self.points)
+
+    @cached_property
+    def num_words(self) -> int:
+        return len(self.words.begins)
+
+    @cached_property
+    def classes(self) -> np.ndarray:
+        """uint8, one a code point: LETTER, DIGIT, SPACE or SYMBOL; 0 for marks and other numerals."""
+        return class_table()[self.points]
+
+    @cached_property
+    def distinct_words(self) -> set[int]:
+        """The hashes of the words, as `word_hash` gives them."""
+        return set(self.words.hashes.tolist())
+
+    def share(self, kind: int) -> float:
+        """Of the characters, those of the class; 0 for an empty text."""
+        return int(np.count_nonzero(self.classes == kind)) / max(len(self.points), 1)
+
+    def num_words_with(self, kind: int) -> int:
+        """Words with a character of the class."""
+        if not self.num_words:
+            return 0
+        before = np.zeros(len(self.points) + 1, dtype=np.int64)
+        np.cumsum(self.classes == kind, out=before[1:])
+        return int(np.count_nonzero(before[self.words.ends] > before[self.words.begins]))
+
+
+def duplicates(parts: Sequence[str]) -> tuple[int, int]:
+    """(parts, characters) that stood before among the parts."""
+    if len(seen := set(parts)) == len(parts):
+        return 0, 0
+    return len(parts) - len(seen), sum(map(len, parts)) - sum(map(len, seen))
+
+
+def word_hash(word: str) -> int:
+    """The number of a single word among `Words.hashes`."""
+    hashes = segment(code_points(word)).hashes
+    assert len(hashes) == 1, f"{word!r} is not one word"
+    return int(hashes[0])
+
+
+@functools.cache
+def class_table() -> np.ndarray:
+    """uint8[0x110000]: the class of each code point, by Unicode's general categories."""
+    import unicodedata
+
+    of_category = {"Nd": DIGIT, "Zs": SPACE, "Zl": SPACE, "Zp": SPACE}
+    table = np.full(_NUM_CODE_POINTS, SYMBOL, dtype=np.uint8)
+    for point in range(0x40000):  # nothing above is a letter, a digit or white space
+        character = chr(point)
+        category = unicodedata.category(character)
+        if category[0] == "L":
+            table[point] = LETTER
+        elif character.isspace():
+            table[point] = SPACE
+        elif category in of_category:
+            table[point] = of_category[category]
+        elif category[0] in "MN":
+            table[point] = 0
+    table.flags.writeable = False
+    return table
