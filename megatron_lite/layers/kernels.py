@@ -89,12 +89,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: AttentionMask, dropout: 
     """softmax(q k^T / sqrt(E)) v: q [B, H, S, E], k and v [B, K, T, E] -> [B, H, S, E]; query head h reads head h // (H/K)."""
     if dropout is not None:
         return _by_hand(q, k, v, mask, dropout)
-    if mask.allowed is None and mask.fused is None and serves(q, k):
-        return tiled_attention(q, k, v, mask.pieces)
-    if mask.pieces is not None:
-        return _by_pieces(q, k, v, mask.pieces)
     if mask.fused is not None:
         return mask.fused.attend(q, k, v)
+    if mask.allowed is None and (mask.segments is not None or mask.pieces is not None):
+        return _within_pieces(q, k, v, mask)
+    if mask.allowed is None and serves(q, k):
+        return tiled_attention(q, k, v, None)
     allowed, num_queries, num_keys = mask.allowed, q.shape[2], k.shape[2]
     causal = allowed is None and num_queries == num_keys
     if allowed is None and 1 < num_queries < num_keys:  # SDPA's own causal flag would align the triangle top-left
@@ -110,7 +110,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: AttentionMask, dropout: 
     return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal, enable_gqa=shared)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # the lengths must not be seen: code would be compiled for each batch's anew
+def _within_pieces(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+    assert mask.pieces is not None
+    return (tiled_attention if serves(q, k) else _by_pieces)(q, k, v, mask.pieces)
+
+
 def _by_pieces(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> Tensor:
     """Causal attention within each piece, rows laid end to end; cut by one split and joined by one cat, so that backward is
     a cat and a split and not a full-sized gradient for every piece."""

@@ -183,22 +183,22 @@ def test_head_counts_are_checked(bad: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*non-leaf Tensor:UserWarning", "ignore::UserWarning:torch")  # the compiler's own
-def test_compiled_layers_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_layers_compute_the_same() -> None:
     """`training.compile` changes speed only: loss and gradients with documents and dropout, one program for all layers."""
     torch._dynamo.reset()
-    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)  # at 8 programs; there are 10 layers
     plain, compiled = (build(hidden_dropout=0.2, attention_dropout=0.2, num_hidden_layers=10) for _ in range(2))
     for layer in compiled.layers:
         layer.compile()
-    for step in (1, 2):
-        losses = []
-        for model in (plain, compiled):
-            model.zero_grad()
-            loss, _ = model(batch_of(*rows(step)), DropoutKey(1, step))
-            loss.backward()
-            losses.append(loss.item())
-        assert losses[0] == pytest.approx(losses[1], abs=1e-3)
-        theirs = assemble([blocks_of(plain, gradient)])
-        for name, mine in assemble([blocks_of(compiled, gradient)]).items():
-            assert (mine - theirs[name]).norm() <= 1e-5 * theirs[name].norm(), name
-    torch._dynamo.reset()
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):  # at 8 programs; there are 10 layers
+        for step in (1, 2):
+            losses = []
+            for model in (plain, compiled):
+                model.zero_grad()
+                loss, _ = model(batch_of(*rows(step)), DropoutKey(1, step))
+                loss.backward()
+                losses.append(loss.item())
+            assert losses[0] == pytest.approx(losses[1], abs=1e-3)
+            theirs = assemble([blocks_of(plain, gradient)])
+            for name, mine in assemble([blocks_of(compiled, gradient)]).items():
+                assert (mine - theirs[name]).norm() <= 1e-5 * theirs[name].norm(), name
+        torch._dynamo.reset()

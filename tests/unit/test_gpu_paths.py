@@ -3,15 +3,19 @@
 Fake tensors have shapes and no values: torch's own checks of arguments run, and whatever reads a value fails.
 """
 
+import numpy as np
 import pytest
 import torch
+import torch._dynamo
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from launcher.distributed import describe_attention
 from megatron_lite.config import ModelConfig, TrainingConfig
+from megatron_lite.layers import gpu_attention
 from megatron_lite.layers.document_kernels import KernelChoice
 from megatron_lite.models import decoder
 from megatron_lite.models.batch import Batch
+from megatron_lite.models.build import build_model
 from megatron_lite.parallel.groups import ProcessGroups
 from megatron_lite.parallel.random import DropoutKey
 
@@ -58,3 +62,33 @@ def test_a_run_says_what_computes_attention() -> None:
     assert said(False) == "attention by SDPA"
     assert said(True) == "attention by SDPA, in rows of several documents by pieces (on CPU flex has no backward)"
     assert said(True, attention_dropout=0.1).startswith("attention by its formula in fp32 (attention_dropout")
+
+
+@torch.library.custom_op("megatron_lite_tests::opaque", mutates_args=())
+def opaque(q: torch.Tensor, begins: torch.Tensor, longest: int) -> torch.Tensor:
+    """In the place of torch's varlen_attn: an operator that compilers leave whole, as that is."""
+    return q.clone()
+
+
+opaque.register_fake(lambda q, begins, longest: torch.empty_like(q))
+opaque.register_autograd(lambda _, gradient: (gradient, None, None))
+
+
+@pytest.mark.filterwarnings("ignore:.*non-leaf Tensor:UserWarning", "ignore::UserWarning:torch")  # the compiler's own
+@pytest.mark.parametrize("kernel", ["pieces", "varlen"])
+@torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)  # at 8 programs
+def test_compiled_layers_meet_other_documents_without_being_compiled_anew(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths of documents that compiled code took for constants would use up torch's 8 programs, and the rest runs uncompiled."""
+    monkeypatch.setattr(decoder, "choose_kernel", lambda *_, **__: KernelChoice(kernel))
+    monkeypatch.setattr(gpu_attention, "varlen_attn", lambda q, k, v, begins, ends, max_q, max_k, **_: opaque(q, begins, max_q))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = build_model(CONFIG, ProcessGroups.single(), seed=1)
+    for layer in model.layers:
+        layer.compile(backend="eager")
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        starts = [[0, *np.sort(random.choice(np.arange(1, 60), random.integers(1, 20), replace=False))] for _ in range(2)]
+        ids = random.integers(0, 1000, (2, 60))
+        model(Batch.from_rows(ids, ids, starts, [0, 1], document_mask=True))[0].backward()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
