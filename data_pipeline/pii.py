@@ -17,6 +17,7 @@ from data_pipeline.step import Drop, Ledger, Step
 _EMAIL = re.compile(r"(?<![\w.+%-])[\w.+%-]{1,64}@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}[^\W\d_]{2,24}(?![\w-])")
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\w)")
 _IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}(?![\w:])")
+_IPV6_GLOBAL = ipaddress.ip_network("2000::/3")
 _VERSION_BEFORE = re.compile(r"(?:\bversion|\bver\.?|\brelease|\bv)\s*$", re.IGNORECASE)
 _SEPARATOR = r"[ .\-\u2010\u2011\u00a0]"
 _PHONE = re.compile(
@@ -51,6 +52,8 @@ def _is_public(found: re.Match[str]) -> bool:
     try:
         address = ipaddress.ip_address(found.group())
     except ValueError:
+        return False
+    if address.version == 6 and address not in _IPV6_GLOBAL:  # nothing else is assigned yet, and a::b is C++
         return False
     before = found.string[max(0, found.start() - 12) : found.start()]
     return address.is_global and not address.is_multicast and not _VERSION_BEFORE.search(before)
