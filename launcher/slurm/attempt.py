@@ -185,8 +185,7 @@ def _go_on(decision: Decision, submission: Submission, allocation: Allocation, j
         sys.stdout.flush()
         answer = subprocess.run(["scontrol", "requeue", allocation.job_id], capture_output=True, text=True)
         if answer.returncode == 0:
-            time.sleep(30)  # Slurm ends this process
-            return Decision("leave", 75, "requeued")
+            return Decision("leave", 75, f"{decision.why}: requeued")  # the sooner this process ends, the sooner the job is free to start
         if ended_by(show_job(allocation.job_id)) == "slurm":
             return Decision("leave", 75, f"{decision.why}; Slurm has begun to end this job itself")
         show(f"Slurm does not requeue this job ({answer.stderr.strip()}); the next one waits for its end")

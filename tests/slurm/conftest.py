@@ -24,6 +24,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if why:
         pytest.skip(why)
     found = Cluster(tmp_path_factory.mktemp("slurm"))
+    found.dies_with_us = True
     found.up(nodes=2, cpus=4, gpus=2)
     yield found
     found.down()

@@ -42,6 +42,7 @@ class Machines:
         self.state = state.resolve()
         self.file = self.state / "cluster.json"
         self.environ: dict[str, str] = {}  # of what is run in them
+        self.dies_with_us = False  # however this process ends
         self._launchers: list[subprocess.Popen[bytes]] = []  # reaped when all is over
         self.facts: dict[str, Any] = json.loads(self.file.read_text()) if self.file.exists() else {}
 
@@ -73,6 +74,8 @@ class Machines:
         command = ["unshare", *NAMESPACES.values(), "--fork", "--kill-child=KILL", "--mount-proc", "sh", "-c", script]
         if name != "head":  # inside the head's, so that its death takes every node along
             command = [*self.enter("head", "mp"), *command]
+        elif self.dies_with_us:
+            command = ["setpriv", "--pdeathsig", "KILL", *command]
         with open(self.state / "log" / f"{name}.boot", "ab") as log:
             top = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True)
 
