@@ -15,6 +15,7 @@ FREE_FOR_ALL = {"data_pipeline.storage", "data_pipeline.errors", "data_pipeline.
 MEGATRON_ORDER = [
     ("config",),
     ("sizes",),
+    ("activations",),
     ("memory", "communication"),
     ("parallel",),
     ("layers",),

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from megatron_lite.activations import LEAST_SCORES, TILE_ROWS, rank_shape, saved_by_layer, saved_by_loss, saved_outside_layers
 from megatron_lite.config import ModelConfig, ParallelConfig, TrainingConfig
-from megatron_lite.memory import Buckets, memory, rank_shape, saved_by_layer, saved_by_loss, saved_outside_layers
+from megatron_lite.layers import tiled_attention
+from megatron_lite.memory import Buckets, memory
 from megatron_lite.models.batch import Batch, DropoutKey
 from megatron_lite.models.build import build_model
 from megatron_lite.parallel.groups import Axis, ProcessGroups
@@ -79,10 +81,15 @@ def planned_activations(
     ],
 )
 def test_activations_are_those_that_autograd_keeps(precision: Any, checkpointing: Any, extra: dict[str, Any], length: int) -> None:
-    """If this fails, a layer keeps other tensors than megatron_lite/memory.py lists: correct the list there."""
+    """If this fails, a layer keeps other tensors than megatron_lite/activations.py lists: correct the list there."""
     config = ModelConfig(**{**MODEL, **extra})
     training = TrainingConfig(steps=1, sequence_length=length, precision=precision, activation_checkpointing=checkpointing)
     assert planned_activations(config, training) == pytest.approx(kept_by_autograd(config, training), rel=0.02)
+
+
+def test_tiles_are_the_kernels() -> None:
+    """If this fails, the plan takes another way through attention than a run does."""
+    assert (TILE_ROWS, LEAST_SCORES) == (tiled_attention._TILE_ROWS, tiled_attention._LEAST_SCORES)
 
 
 @pytest.mark.parametrize("length", [LENGTH, 512])

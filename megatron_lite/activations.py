@@ -1,0 +1,190 @@
+"""What a forward keeps for its backward on one rank, and what the loss and a layer's backward need beside it; in bytes.
+
+The one place to correct when a layer changes: tests/unit/test_memory.py compares these lists with autograd's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_lite.config import ModelConfig, ParallelConfig, TrainingConfig
+from megatron_lite.sizes import loss_chunk_tokens, vocabulary_rows
+
+FP32 = 4
+TILE_ROWS, LEAST_SCORES = 384, 1 << 17  # as in layers/tiled_attention.py
+
+
+@dataclass(frozen=True)
+class RankShape:
+    """Sizes that one rank works with: local heads and widths, tokens of a micro-batch, bytes of an element."""
+
+    model: ModelConfig
+    tp: int
+    split: int  # activations outside the tp regions are split over so many ranks
+    itemsize: int
+    micro_batch_size: int
+    sequence_length: int
+    pieces: bool = False  # attention goes document by document
+    on_cpu: bool = True
+
+    @property
+    def tokens(self) -> int:
+        return self.micro_batch_size * self.sequence_length
+
+    @property
+    def tiled(self) -> bool:
+        """Whether attention goes tile by tile: layers/tiled_attention.py, on few threads."""
+        sharing, length = self.heads // self.kv_heads, self.sequence_length
+        scores = sharing * min(max(TILE_ROWS // sharing // 32 * 32, 32), length) * length
+        return self.on_cpu and self.model.attention_dropout == 0 and scores >= LEAST_SCORES
+
+    @property
+    def heads(self) -> int:
+        return self.model.num_attention_heads // self.tp
+
+    @property
+    def kv_heads(self) -> int:
+        return max(self.model.kv_heads // self.tp, 1)
+
+    @property
+    def feed_forward(self) -> int:
+        return self.model.intermediate_size // self.tp
+
+
+def rank_shape(
+    model: ModelConfig,
+    training: TrainingConfig,
+    parallel: ParallelConfig,
+    *,
+    micro_batch_size: int,
+    pieces: bool = False,
+    on_cpu: bool = True,
+) -> RankShape:
+    return RankShape(
+        model=model,
+        tp=parallel.tp,
+        split=parallel.tp if parallel.sequence_parallel else 1,
+        itemsize=2 if training.precision == "bf16" else FP32,
+        micro_batch_size=micro_batch_size,
+        sequence_length=training.sequence_length,
+        pieces=pieces,
+        on_cpu=on_cpu,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- activations
+
+
+def saved_by_core(shape: RankShape) -> dict[str, int]:
+    """Bytes that autograd keeps of one layer's attention proper, beside its input (qkv) and output: what `selective` recomputes."""
+    item, head, heads, kv = shape.itemsize, shape.model.head_size, shape.heads, shape.kv_heads
+    if shape.tiled:
+        return {
+            "rotated q and k": shape.tokens * item * (heads + kv) * head,
+            "k and v without gaps": shape.tokens * item * 2 * kv * head,
+        }
+    if shape.model.attention_dropout == 0:
+        return {
+            "outputs by document": shape.tokens * item * heads * head if shape.pieces else 0,
+            "rotated q and k": shape.tokens * item * (heads + kv) * head,
+            "log-sum-exp": shape.tokens * FP32 * heads,
+        }
+    pairs = shape.tokens * shape.sequence_length * heads  # written out in fp32, keys and values repeated for their queries
+    return {
+        "q, k and v in fp32": 3 * shape.tokens * FP32 * heads * head,
+        "probabilities": FP32 * pairs,
+        "dropped probabilities": FP32 * pairs,
+        "dropout mask": pairs,
+        "causal mask": shape.sequence_length**2,
+    }
+
+
+def saved_by_norm(shape: RankShape) -> dict[str, int]:
+    """Bytes for one norm: its input, 1/rms, and its output, which the matrix after it keeps; on CPU, where torch has no fused
+    norm, the input in fp32 and the normalised too."""
+    tokens, size = shape.tokens, shape.model.hidden_size
+    return {
+        "norm's input": tokens // shape.split * (FP32 if shape.on_cpu else shape.itemsize) * size,
+        "normalised": tokens // shape.split * FP32 * size if shape.on_cpu else 0,
+        "1/rms": tokens // shape.split * FP32,
+        "norm's output": tokens * shape.itemsize * size,
+    }
+
+
+def saved_by_layer(shape: RankShape, checkpointing: str) -> dict[str, int]:
+    """Bytes that autograd keeps of one layer of one micro-batch."""
+    item, head, size, tokens = shape.itemsize, shape.model.head_size, shape.model.hidden_size, shape.tokens
+    if checkpointing == "full":
+        return {"layer's input": tokens // shape.split * item * size}
+    norms = {f"{which} {name}": count for which in ("attention", "mlp") for name, count in saved_by_norm(shape).items()}
+    core = saved_by_core(shape) if checkpointing == "none" else {}
+    copied = checkpointing == "none" and (shape.tiled or shape.model.attention_dropout > 0)
+    saved = {
+        **norms,
+        **core,
+        "qkv": 0 if copied else tokens * item * (shape.heads + 2 * shape.kv_heads) * head,  # v is a view of it
+        "attention's output": tokens * item * shape.heads * head,
+        "gate and up": tokens * item * 2 * shape.feed_forward,
+        "silu(gate)": tokens * item * shape.feed_forward,
+        "silu(gate) * up": tokens * item * shape.feed_forward,
+    }
+    if shape.tp > shape.model.kv_heads:
+        saved["qkv weight, gathered"] = item * (shape.heads + 2) * head * size
+    if shape.model.hidden_dropout > 0:
+        saved["dropout masks"] = 2 * tokens // shape.split * size
+    return saved
+
+
+def saved_outside_layers(shape: RankShape) -> dict[str, int]:
+    """Bytes kept once a micro-batch: ids, rotation, the final norm, whose output the loss doesn't keep."""
+    tokens, size = shape.tokens, shape.model.hidden_size
+    norm = saved_by_norm(shape)
+    del norm["norm's output"]
+    saved = {
+        "token ids": tokens * 8,
+        "rotation": tokens * FP32 * shape.model.head_size,
+        **{f"final {name}": count for name, count in norm.items()},
+    }
+    if shape.model.hidden_dropout > 0:
+        saved["dropout mask"] = tokens // shape.split * size
+    return saved
+
+
+def backward_of_layer(shape: RankShape) -> int:
+    """Bytes of gradients in flight while one layer's backward runs, beyond the activations that it gives back as it goes."""
+    item, size, tokens = shape.itemsize, shape.model.hidden_size, shape.tokens
+    pairs = tokens * shape.sequence_length * shape.heads if shape.model.attention_dropout > 0 else 0
+    return tokens * item * (2 * shape.feed_forward + 2 * size) + 2 * FP32 * pairs
+
+
+# --------------------------------------------------------------------------------------------------------------- logits
+
+
+def saved_by_loss(shape: RankShape) -> dict[str, int]:
+    """Bytes that the loss keeps for its backward: the gradients themselves, made in forward."""
+    size = shape.model.hidden_size
+    return {
+        "hidden states' gradient": shape.tokens * size * shape.itemsize,
+        "head's gradient in fp32": vocabulary_rows(shape.model, shape.tp) * size * FP32,
+    }
+
+
+def logits_bytes(shape: RankShape) -> tuple[int, int]:
+    """(while the loss is computed, when its backward begins): what it keeps; and of a chunk of tokens the logits, probabilities
+    in fp32, their copies for matrix products, and the head's gradient, with the last chunk's; or what is kept, scaled."""
+    rows, size, item, kept = (
+        vocabulary_rows(shape.model, shape.tp),
+        shape.model.hidden_size,
+        shape.itemsize,
+        sum(saved_by_loss(shape).values()),
+    )
+    chunk = min(loss_chunk_tokens(rows, on_cpu=shape.on_cpu), shape.tokens)
+    chunks = -(-shape.tokens // chunk)
+    logits, head = chunk * rows * FP32, rows * size * FP32
+    if item == FP32:
+        working, rounded = 3 * logits + head * min(chunks - 1, 2), 0
+    else:
+        rounded = head // 2
+        working = 2 * logits + rounded if chunks == 1 else max(4 * logits + rounded, 2 * logits + 3 * rounded)
+    hidden = (shape.tokens + chunk) * size * item
+    return hidden + kept + working, 2 * kept + rounded
