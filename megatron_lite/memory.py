@@ -122,13 +122,13 @@ def memory(
         "optimizer": state.optimizer,
         "runtime": runtime if on_cpu else 0,
     }
-    recomputed = layer - kept if training.activation_checkpointing != "none" else 0
+    logits, last_layer = max(logits_bytes(shape)), in_flight + (layer - kept)  # the loss, or the backward that follows it
     moments = {
         "loss": {
             **always,
             **(state.next_forward if accumulates else state.first_forward),
-            "activations": kept * model.num_hidden_layers + outside,
-            "logits": max(*logits_bytes(shape), in_flight + recomputed),
+            "activations": kept * model.num_hidden_layers + outside + (last_layer if last_layer > logits else 0),
+            "logits": logits if last_layer <= logits else 0,
         },
         "backward": {**always, **state.backward, "activations": layer + outside + in_flight},
         "update": {**always, **state.update},
