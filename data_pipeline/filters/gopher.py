@@ -39,7 +39,7 @@ def quality(text: Segments, config: GopherQualityConfig) -> str | None:
         return "ellipsis_lines"
     if text.num_words_with(LETTER) < config.min_words_with_letter * num_words:
         return "words_without_letter"
-    if len(_hashes(tuple(config.stop_words)) & text.distinct_words) < config.min_stop_words:
+    if _num_present(_hashes(tuple(config.stop_words)), text.words.hashes, enough=config.min_stop_words) < config.min_stop_words:
         return "stop_words"
     return None
 
@@ -58,35 +58,31 @@ def repetition(text: Segments, config: GopherRepetitionConfig) -> str | None:
             return f"{reason}s"
         if chars > most_chars * num_chars:
             return f"{reason}_chars"
-    hashes, num_words = text.words.hashes, text.num_words
-    chars_before = np.zeros(num_words + 1, dtype=np.int64)  # of the words before each
+    chars_before = np.zeros(text.num_words + 1, dtype=np.int64)  # of the words before each
     np.cumsum(text.words.ends - text.words.begins, out=chars_before[1:])
+    return _top_ngrams(text, chars_before, config) or _duplicate_ngrams(text, chars_before, config)
+
+
+def _top_ngrams(text: Segments, chars_before: np.ndarray, config: GopherRepetitionConfig) -> str | None:
+    """The characters of all occurrences of the most common n-gram, the spaces between its words included; of several equally
+    common ones the longest counts. One that occurs once has none."""
     for n, most in sorted(config.max_top_ngram_chars.items()):
-        if _exceeds_top(hashes, chars_before, n, most * num_chars):
-            return f"top_{n}_gram"
-    for n, most in sorted(config.max_duplicate_ngram_chars.items()):
-        chars = _duplicate_chars(hashes, chars_before, n)
-        if chars > most * num_chars:
-            return f"duplicate_{n}_grams"
-        if not chars:  # then no longer n-gram stands twice either
+        limit = most * len(text.text)
+        numbers = grams(text.words.hashes, n)
+        if len(numbers) < 2:
             break
+        counts = _run_lengths(np.sort(numbers))
+        highest = int(counts.max())
+        chars = chars_before[n:] - chars_before[:-n] + (n - 1)
+        if highest < 2:  # then no longer one stands twice either
+            break
+        if highest * int(chars.max()) <= limit:  # no need to know which it is
+            continue
+        order = np.argsort(numbers, kind="stable")
+        begins = np.cumsum(counts) - counts
+        if highest * int(chars[order[begins[counts == highest]]].max()) > limit:
+            return f"top_{n}_gram"
     return None
-
-
-def _exceeds_top(hashes: np.ndarray, chars_before: np.ndarray, n: int, limit: float) -> bool:
-    """Whether the occurrences of the most common n-gram have more characters than `limit`, the spaces between its words included;
-    of several equally common ones the longest counts. One that occurs once has none."""
-    numbers = grams(hashes, n)
-    if len(numbers) < 2:
-        return False
-    counts = _run_lengths(np.sort(numbers))
-    most = int(counts.max())
-    chars = chars_before[n:] - chars_before[:-n] + (n - 1)
-    if most < 2 or most * int(chars.max()) <= limit:  # no need to know which it is
-        return False
-    order = np.argsort(numbers, kind="stable")
-    begins = np.cumsum(counts) - counts
-    return most * int(chars[order[begins[counts == most]]].max()) > limit
 
 
 def _run_lengths(ordered: np.ndarray) -> np.ndarray:
@@ -95,23 +91,57 @@ def _run_lengths(ordered: np.ndarray) -> np.ndarray:
     return np.diff(edges, prepend=0, append=len(ordered))
 
 
-def _duplicate_chars(hashes: np.ndarray, chars_before: np.ndarray, n: int) -> int:
-    """Characters in n-grams that stood before; none counts twice."""
-    numbers = grams(hashes, n)
-    ordered = np.sort(numbers)
-    if not np.any(ordered[1:] == ordered[:-1]):
+def _duplicate_ngrams(text: Segments, chars_before: np.ndarray, config: GopherRepetitionConfig) -> str | None:
+    """The characters in n-grams that stood before; none counts twice. A place where an n-gram repeats has been one for each shorter
+    n, so only those are looked at again."""
+    places: np.ndarray | None = None  # None: all
+    for n, most in sorted(config.max_duplicate_ngram_chars.items()):
+        numbers = grams(text.words.hashes, n)
+        if places is None:
+            ordered = np.sort(numbers)
+            if not np.any(ordered[1:] == ordered[:-1]):
+                return None
+            places = np.arange(len(numbers))
+        places = places[places < len(numbers)]
+        order = places[np.argsort(numbers[places], kind="stable")]
+        ordered = numbers[order]
+        same = np.zeros(len(order) + 1, dtype=np.bool_)  # as the one before
+        same[1:-1] = ordered[1:] == ordered[:-1]
+        repeats = np.sort(order[same[:-1]])  # all occurrences but the first
+        if _covered(repeats, chars_before, n) > most * len(text.text):
+            return f"duplicate_{n}_grams"
+        places = np.sort(order[same[:-1] | same[1:]])
+        if not len(places):
+            return None
+    return None
+
+
+def _covered(repeats: np.ndarray, chars_before: np.ndarray, n: int) -> int:
+    """Characters of the words in the n-grams at these places, taken from left to right without overlap. Places that follow
+    each other without a gap make one stretch, a multiple of n words long."""
+    if not len(repeats):
         return 0
-    order = np.argsort(numbers, kind="stable")
-    ordered = numbers[order]
-    repeats = np.sort(order[1:][ordered[1:] == ordered[:-1]])  # places of all occurrences but the first
+    gaps = np.flatnonzero(np.diff(repeats) > 1)
     total, free = 0, 0
-    for place in repeats.tolist():
-        if place >= free:
-            free = place + n
-            total += int(chars_before[free] - chars_before[place])
+    for first, last in zip(repeats[np.append(0, gaps + 1)].tolist(), repeats[np.append(gaps, len(repeats) - 1)].tolist()):
+        start = max(first, free)
+        if start <= last:
+            free = start + n * -(-(last + 1 - start) // n)
+            total += int(chars_before[free] - chars_before[start])
     return total
 
 
+def _num_present(wanted: tuple[np.uint64, ...], hashes: np.ndarray, *, enough: int) -> int:
+    """How many of the words occur, counted up to `enough`."""
+    found = 0
+    for number in wanted:
+        if found >= enough:
+            break
+        found += bool(np.any(hashes == number))
+    return found
+
+
 @functools.lru_cache(maxsize=8)
-def _hashes(words: tuple[str, ...]) -> frozenset[int]:
-    return frozenset(map(word_hash, words))
+def _hashes(words: tuple[str, ...]) -> tuple[np.uint64, ...]:
+    """Each word once, the first to be looked for first."""
+    return tuple(np.uint64(word_hash(word)) for word in dict.fromkeys(word.lower() for word in words))

@@ -54,11 +54,6 @@ class Segments:
         """uint8, one a code point: LETTER, DIGIT, SPACE or SYMBOL; 0 for marks and other numerals."""
         return class_table()[self.points]
 
-    @cached_property
-    def distinct_words(self) -> set[int]:
-        """The hashes of the words, as `word_hash` gives them."""
-        return set(self.words.hashes.tolist())
-
     def share(self, kind: int) -> float:
         """Of the characters, those of the class; 0 for an empty text."""
         return int(np.count_nonzero(self.classes == kind)) / max(len(self.points), 1)
