@@ -1,6 +1,6 @@
 """Peak memory of real CPU runs beside what `mlite plan` said, over eight configs.
 
-    python tests/benchmarks/bench_plan.py [--only WORDS] [--json FILE]
+    python -m tests.benchmarks.bench_plan [--only WORDS] [--exact-only] [--json FILE]
 
 Each run is started by `python launcher/train.py` in processes of their own: 3 steps, an evaluation, a checkpoint. Measured is how
 far the first rank's resident memory rose above what it was before the model was built (VmHWM - VmRSS, Linux), as the run itself
@@ -130,7 +130,7 @@ def main() -> int:
             "settings": EXACT,
             "torch": torch.__version__,
             "machine": f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores",
-            "command": "python " + " ".join(sys.argv),
+            "command": "python -m tests.benchmarks.bench_plan",
             "date": time.strftime("%Y-%m-%d"),
         }
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")

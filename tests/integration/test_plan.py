@@ -47,5 +47,5 @@ def test_plan_refuses_with_exit_code_2(workspace: Workspace) -> None:
     """If this fails, a script that asks `plan` first starts what can't fit."""
     fits = workspace.command("mlite", "plan", str(workspace.config), "--memory", "2GiB")
     assert fits.returncode == 0 and "together" in fits.stdout and "--rate" in fits.stdout, fits.stdout + fits.stderr
-    refused = workspace.command("mlite", "plan", str(workspace.config), *MODEL, *SHAPE, "--memory", "690MiB", "--world", "2")
+    refused = workspace.command("mlite", "plan", str(workspace.config), *MODEL, *SHAPE, "--memory", "940MiB", "--world", "2")
     assert refused.returncode == 2 and "these would fit" in refused.stderr, refused.stdout + refused.stderr
