@@ -41,12 +41,11 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    half = x.shape[-1] // 2
-    out[..., :half] = first * cos - second * sin  # fp32 by promotion, rounded once to x's dtype
-    out[..., half:] = second * cos + first * sin
-    return out
+    """Pair (a, b) -> (a cos - b sin, b cos + a sin), both halves in one pass; fp32 by promotion, rounded once to x's dtype."""
+    halves = x.unflatten(-1, (2, -1))
+    turned = halves * cos.unsqueeze(-2)
+    turned += halves.flip(-2) * torch.stack([-sin, sin], dim=-2)
+    return turned.flatten(-2).to(x.dtype)
 
 
 def rotate(x: Tensor, by: Rotation) -> Tensor:

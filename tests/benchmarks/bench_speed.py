@@ -69,13 +69,14 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--warm-up", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--peer-venvs", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     runners = [start(name, options) for name in options.only]
-    take_turns(runners, rounds=options.rounds, warm_up=3)
+    take_turns(runners, rounds=options.rounds, warm_up=options.warm_up)
     for runner in runners:
         runner.close()
     report = summary(runners, options)
