@@ -100,14 +100,12 @@ def saved_by_core(shape: RankShape) -> dict[str, int]:
 
 
 def saved_by_norm(shape: RankShape) -> dict[str, int]:
-    """Bytes for one norm: its input, 1/rms, and its output, which the matrix after it keeps; on CPU, where torch has no fused
-    norm, the input in fp32 and the normalised too."""
-    tokens, size = shape.tokens, shape.model.hidden_size
+    """Bytes for one norm: its input, 1/rms in fp32, and its output, which the matrix after it keeps."""
+    tokens, size, item = shape.tokens, shape.model.hidden_size, shape.itemsize
     return {
-        "norm's input": tokens // shape.split * (FP32 if shape.on_cpu else shape.itemsize) * size,
-        "normalised": tokens // shape.split * FP32 * size if shape.on_cpu else 0,
+        "norm's input": tokens // shape.split * item * size,
         "1/rms": tokens // shape.split * FP32,
-        "norm's output": tokens * shape.itemsize * size,
+        "norm's output": tokens * item * size,
     }
 
 
