@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -16,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.paths import ROOT
+from tests.ranks import forkserver
 
 TIMES = ("tokens_per_second", "step_time_s", "data_wait_s", "mfu")  # of metrics: all that may differ between equal runs
-PRELOADED = ["launcher.job", "launcher.train", "megatron_lite.training.engine_torch", "megatron_lite.training.engine_deepspeed"]
 TRAIN = str(ROOT / "launcher" / "train.py")
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(PRELOADED)
+_context = forkserver()
 
 
 def free_port() -> int:
