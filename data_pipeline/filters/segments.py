@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import unicodedata
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -14,6 +15,8 @@ from data_pipeline.words import Words, code_points, segment
 LETTER, DIGIT, SPACE, SYMBOL = 1, 2, 4, 8
 _PARAGRAPH_END = re.compile(r"\n[^\S\n]*\n\s*")
 _NUM_CODE_POINTS = 0x110000
+_LAST_ASSIGNED = 0x33480  # no code point from here on is a letter, a digit or white space
+_CATEGORIES = {LETTER: "Lu Ll Lt Lm Lo", DIGIT: "Nd", SPACE: "Zs Zl Zp", 0: "Mn Mc Me Nl No"}
 
 
 class Segments:
@@ -84,20 +87,10 @@ def word_hash(word: str) -> int:
 @functools.cache
 def class_table() -> np.ndarray:
     """uint8[0x110000]: the class of each code point, by Unicode's general categories."""
-    import unicodedata
-
-    of_category = {"Nd": DIGIT, "Zs": SPACE, "Zl": SPACE, "Zp": SPACE}
+    characters = list(map(chr, range(_LAST_ASSIGNED)))
+    kinds = {category: kind for kind, categories in _CATEGORIES.items() for category in categories.split()}
     table = np.full(_NUM_CODE_POINTS, SYMBOL, dtype=np.uint8)
-    for point in range(0x40000):  # nothing above is a letter, a digit or white space
-        character = chr(point)
-        category = unicodedata.category(character)
-        if category[0] == "L":
-            table[point] = LETTER
-        elif character.isspace():
-            table[point] = SPACE
-        elif category in of_category:
-            table[point] = of_category[category]
-        elif category[0] in "MN":
-            table[point] = 0
+    table[:_LAST_ASSIGNED] = [kinds.get(category, SYMBOL) for category in map(unicodedata.category, characters)]
+    table[[place for place, character in enumerate(characters[:0x3001]) if character.isspace()]] = SPACE
     table.flags.writeable = False
     return table

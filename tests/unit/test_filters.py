@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from data_pipeline.filters.config import (
 from data_pipeline.filters.fineweb import fineweb
 from data_pipeline.filters.gopher import quality, repetition
 from data_pipeline.filters.ratios import ratios
-from data_pipeline.filters.segments import Segments
+from data_pipeline.filters.segments import DIGIT, LETTER, SPACE, SYMBOL, Segments, class_table
 from data_pipeline.filters.stage import Filters
 from data_pipeline.filters.url import url
 from data_pipeline.schema import validate
@@ -357,3 +358,12 @@ def test_settings_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
     (tmp_path / "raw.jsonl").write_bytes(jsonl(["short"]))
     with pytest.raises(DataError, match=r"1 quality few words\. Loosen the filters"):
         build(filtered(tmp_path, {"gopher_quality": {}}), quiet=True)
+
+
+def test_classes_of_characters_are_unicodes() -> None:
+    table = class_table()
+    for point in range(0, 0x110000, 7):
+        character, category = chr(point), unicodedata.category(chr(point))
+        wanted = SPACE if character.isspace() else LETTER if category[0] == "L" else DIGIT if category == "Nd" else None
+        assert wanted is None or table[point] == wanted, hex(point)
+        assert wanted is not None or table[point] in (0, SYMBOL), hex(point)
