@@ -110,10 +110,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: AttentionMask, dropout: 
     return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal, enable_gqa=shared)
 
 
-@torch.compiler.disable  # the lengths must not be seen: code would be compiled for each batch's anew
 def _within_pieces(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+    if torch.compiler.is_compiling():  # it must not see the lengths: code would be compiled for each batch's anew
+        if serves(q, k):
+            return tiled_attention(q, k, v, mask.segments)
+        return attention(q, k, v, mask=AttentionMask(allowed=mask.as_blocks(q.shape[2], k.shape[2], q.device)))
     assert mask.pieces is not None
-    return (tiled_attention if serves(q, k) else _by_pieces)(q, k, v, mask.pieces)
+    return tiled_attention(q, k, v, mask.segments, mask.pieces) if serves(q, k) else _by_pieces(q, k, v, mask.pieces)
 
 
 def _by_pieces(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> Tensor:

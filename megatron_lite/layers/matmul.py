@@ -37,7 +37,20 @@ def _serves(a: Tensor, b: Tensor) -> bool:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        return _whole_product(a, b)
     return _onednn(_dense(a), _dense(b), None, "none", [], "")
+
+
+@torch.library.custom_op("megatron_lite::product", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
+def _whole_product(a: Tensor, b: Tensor) -> Tensor:
+    """The same as an operator of our own: torch's compiler takes oneDNN's for constant weights only."""
+    return _onednn(_dense(a), _dense(b), None, "none", [], "")
+
+
+@_whole_product.register_fake
+def _shape_of_product(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(*a.shape[:-1], b.shape[0])
 
 
 def _dense(x: Tensor) -> Tensor:

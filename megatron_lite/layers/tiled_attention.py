@@ -5,6 +5,7 @@ keys that any of them sees; its scores stay in a core's cache and are made again
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,11 +39,24 @@ def serves(q: Tensor, k: Tensor) -> bool:
     return suited and sharing * min(_height(sharing), length) * length >= _LEAST_SCORES and torch.get_num_threads() <= _MOST_THREADS
 
 
-@torch.compiler.disable
-def tiled_attention(q: Tensor, k: Tensor, v: Tensor, pieces: tuple[int, ...] | None) -> Tensor:
-    """softmax(q k^T / sqrt(E)) v: q [B, H, S, E], k and v [B, K, S, E] -> [B, H, S, E]; causal within each of the pieces, whose
-    lengths follow each other through all rows, or within the rows. Scores, softmax and its gradient are fp32."""
-    return _Tiled.apply(q, k, v, tiles_of(pieces or (q.shape[2],) * q.shape[0], q.shape[2], _height(q.shape[1] // k.shape[1])))
+def tiled_attention(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, pieces: tuple[int, ...] | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(E)) v: q [B, H, S, E], k and v [B, K, S, E] -> [B, H, S, E]; causal within runs of equal numbers in
+    segments [B, S] (`pieces` are the runs' lengths, if known), or within the rows. Scores, softmax and its gradient are fp32."""
+    return _Tiled.apply(q, k, v, segments, pieces)
+
+
+def _tiles(q: Tensor, k: Tensor, segments: Tensor | None, pieces: tuple[int, ...] | None) -> tuple[Tile, ...]:
+    if pieces is None:
+        pieces = (q.shape[2],) * q.shape[0] if segments is None else run_lengths(segments)
+    return tiles_of(pieces, q.shape[2], _height(q.shape[1] // k.shape[1]))
+
+
+def run_lengths(segments: Tensor) -> tuple[int, ...]:
+    """Of the runs of equal numbers in [B, S], row after row."""
+    starts = torch.ones_like(segments, dtype=torch.bool)
+    starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    places = [*starts.flatten().nonzero()[:, 0].tolist(), segments.numel()]
+    return tuple(stop - start for start, stop in itertools.pairwise(places))
 
 
 def _height(sharing: int) -> int:
@@ -71,38 +85,89 @@ def tiles_of(pieces: tuple[int, ...], length: int, height: int) -> tuple[Tile, .
 
 class _Tiled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tiles: tuple[Tile, ...]) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, pieces: tuple[int, ...] | None) -> Tensor:
         k, v = k.contiguous(), v.contiguous()  # so that every tile's keys lie without gaps
-        out = torch.empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3], dtype=q.dtype).transpose(1, 2)
-        exact_k = k.float()
-        for tile, heads, head in _each(q, k, tiles):
-            queries = _rows(q, tile, heads).float()
-            probabilities = _probabilities(queries, exact_k[tile.row, head], tile)
-            mixed = times_transposed(probabilities.to(q.dtype), v[tile.row, head, tile.first_key : tile.stop].t())
-            out[tile.row, heads, tile.start : tile.stop] = mixed.view(-1, tile.stop - tile.start, q.shape[3])
-        ctx.save_for_backward(q, k, v, out)
-        ctx.tiles = tiles
+        compiling = torch.compiler.is_compiling()
+        out = _whole_forward(q, k, v, segments) if compiling else _forward(q, k, v, _tiles(q, k, segments, pieces))
+        ctx.save_for_backward(q, k, v, out, *([] if segments is None else [segments]))
+        ctx.pieces = None if compiling else pieces
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
-        q, k, v, out = ctx.saved_tensors
-        q_gradient = torch.empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3], dtype=q.dtype).transpose(1, 2)
-        k_gradient, v_gradient = (torch.zeros(x.shape, dtype=torch.float32) for x in (k, v))
-        exact_k, exact_v, scale = k.float(), v.float(), q.shape[3] ** -0.5
-        for tile, heads, head in _each(q, k, ctx.tiles):
-            keys = slice(tile.first_key, tile.stop)
-            queries, mixed, above = (_rows(x, tile, heads) for x in (q, out, gradient))
-            probabilities = _probabilities(queries.float(), exact_k[tile.row, head], tile)
-            v_gradient[tile.row, head, keys] += times_transposed(probabilities.to(q.dtype).t(), above.t())
-            exact_above = above.float()
-            scores_gradient = times_transposed(exact_above, exact_v[tile.row, head, keys])
-            scores_gradient.sub_((exact_above * mixed).sum(dim=1, keepdim=True)).mul_(probabilities)
-            rounded = scores_gradient.to(q.dtype)
-            of_queries = times_transposed(rounded, k[tile.row, head, keys].t()).mul_(scale)
-            q_gradient[tile.row, heads, tile.start : tile.stop] = of_queries.view(-1, tile.stop - tile.start, q.shape[3])
-            k_gradient[tile.row, head, keys] += times_transposed(rounded.t(), queries.t())
-        return q_gradient, k_gradient.mul_(scale).to(k.dtype), v_gradient.to(v.dtype), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
+        q, k, v, out, *rest = ctx.saved_tensors
+        segments = rest[0] if rest else None
+        if torch.compiler.is_compiling():
+            q_gradient, k_gradient, v_gradient = _whole_backward(gradient, q, k, v, out, segments)
+        else:
+            q_gradient, k_gradient, v_gradient = _backward(gradient, q, k, v, out, _tiles(q, k, segments, ctx.pieces))
+        return q_gradient, k_gradient, v_gradient, None, None
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, tiles: tuple[Tile, ...]) -> Tensor:
+    out, exact_k = _like_queries(q), k.float()
+    for tile, heads, head in _each(q, k, tiles):
+        probabilities = _probabilities(_rows(q, tile, heads).float(), exact_k[tile.row, head], tile)
+        mixed = times_transposed(probabilities.to(q.dtype), v[tile.row, head, tile.first_key : tile.stop].t())
+        out[tile.row, heads, tile.start : tile.stop] = mixed.view(-1, tile.stop - tile.start, q.shape[3])
+    return out
+
+
+def _backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, tiles: tuple[Tile, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    q_gradient = _like_queries(q)
+    k_gradient, v_gradient = (torch.zeros(x.shape, dtype=torch.float32) for x in (k, v))
+    exact_k, exact_v, scale = k.float(), v.float(), q.shape[3] ** -0.5
+    for tile, heads, head in _each(q, k, tiles):
+        keys = slice(tile.first_key, tile.stop)
+        queries, mixed, above = (_rows(x, tile, heads) for x in (q, out, gradient))
+        probabilities = _probabilities(queries.float(), exact_k[tile.row, head], tile)
+        v_gradient[tile.row, head, keys] += times_transposed(probabilities.to(q.dtype).t(), above.t())
+        exact_above = above.float()
+        scores_gradient = times_transposed(exact_above, exact_v[tile.row, head, keys])
+        scores_gradient.sub_((exact_above * mixed).sum(dim=1, keepdim=True)).mul_(probabilities)
+        rounded = scores_gradient.to(q.dtype)
+        of_queries = times_transposed(rounded, k[tile.row, head, keys].t()).mul_(scale)
+        q_gradient[tile.row, heads, tile.start : tile.stop] = of_queries.view(-1, tile.stop - tile.start, q.shape[3])
+        k_gradient[tile.row, head, keys] += times_transposed(rounded.t(), queries.t())
+    return q_gradient, k_gradient.mul_(scale).to(k.dtype), v_gradient.to(v.dtype, copy=True)
+
+
+def _like_queries(q: Tensor) -> Tensor:
+    """Uninitialised [B, H, S, E], in memory [B, S, H, E] as the layers around attention have it."""
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3]).transpose(1, 2)
+
+
+# The same as operators: a compiler leaves them whole, and does not see the documents' lengths, which change with each batch.
+
+
+@torch.library.custom_op(
+    "megatron_lite::tiled_attention", mutates_args=(), schema="(Tensor q, Tensor k, Tensor v, Tensor? segments) -> Tensor"
+)
+def _whole_forward(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None) -> Tensor:
+    return _forward(q, k, v, _tiles(q, k, segments, None))
+
+
+@_whole_forward.register_fake
+def _shape_forward(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None) -> Tensor:
+    return _like_queries(q)
+
+
+@torch.library.custom_op(
+    "megatron_lite::tiled_attention_backward",
+    mutates_args=(),
+    schema="(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor out, Tensor? segments) -> (Tensor, Tensor, Tensor)",
+)
+def _whole_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, segments: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _backward(gradient, q, k, v, out, _tiles(q, k, segments, None))
+
+
+@_whole_backward.register_fake
+def _shapes_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, segments: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _like_queries(q), torch.empty_like(k), torch.empty_like(v)
 
 
 def _each(q: Tensor, k: Tensor, tiles: tuple[Tile, ...]) -> Iterator[tuple[Tile, slice, int]]:

@@ -27,7 +27,7 @@ def both(q: Tensor, k: Tensor, v: Tensor, pieces: tuple[int, ...] | None, allowe
         if dtype is torch.float64:
             out = F.scaled_dot_product_attention(*leaves, attn_mask=allowed, enable_gqa=True)
         else:
-            out = tiled_attention.tiled_attention(*leaves, pieces)
+            out = tiled_attention.tiled_attention(*leaves, None, pieces)
         out.backward(upstream.to(dtype))
         gradients = [leaf.grad for leaf in leaves]
         found.append([x.double() for x in (out.detach(), *gradients) if x is not None])
@@ -59,10 +59,10 @@ def test_outputs_and_gradients_are_those_of_the_formula(case: str, dtype: torch.
 def test_editing_one_document_leaves_the_others_bits_alone() -> None:
     pieces = (200, 250, 62)
     q, k, v = (heads(1, 4, 512, seed=seed) for seed in range(3))
-    before = tiled_attention.tiled_attention(q, k, v, pieces)
+    before = tiled_attention.tiled_attention(q, k, v, None, pieces)
     for x in (q, k, v):
         x[:, :, 200:450] = 7.0
-    after = tiled_attention.tiled_attention(q, k, v, pieces)
+    after = tiled_attention.tiled_attention(q, k, v, None, pieces)
     assert torch.equal(before[:, :, :200], after[:, :, :200]) and torch.equal(before[:, :, 450:], after[:, :, 450:])
 
 
@@ -79,7 +79,18 @@ def test_the_seam_takes_tiles_for_large_cpu_attention_only() -> None:
     assert taken(6, 512) and taken(6, 512, torch.bfloat16)
     assert not taken(2, 64) and not taken(6, 512, torch.float64)
     q, k, v = (heads(2, number, 512, seed=number) for number in (6, 2, 2))
+    segments = (torch.arange(1024) >= 100).view(2, 512).int()
     assert torch.equal(attention(q, k, v, mask=AttentionMask()), tiled_attention.tiled_attention(q, k, v, None))
     assert torch.equal(
-        attention(q, k, v, mask=AttentionMask(pieces=(100, 412, 512))), tiled_attention.tiled_attention(q, k, v, (100, 412, 512))
+        attention(q, k, v, mask=AttentionMask.of_segments(segments)), tiled_attention.tiled_attention(q, k, v, None, (100, 412, 512))
     )
+
+
+def test_the_operators_that_compilers_see_are_sound() -> None:
+    q, k, v = (heads(1, number, 64, seed=number).contiguous().requires_grad_() for number in (4, 2, 2))
+    segments = torch.arange(64).div(40, rounding_mode="floor")[None]
+    assert tiled_attention.run_lengths(segments) == (40, 24)
+    for given in (None, segments):
+        torch.library.opcheck(tiled_attention._whole_forward, (q.detach(), k.detach(), v.detach(), given))
+        out = tiled_attention._whole_forward(q.detach(), k.detach(), v.detach(), given)
+        torch.library.opcheck(tiled_attention._whole_backward, (torch.randn_like(out), q.detach(), k.detach(), v.detach(), out, given))
