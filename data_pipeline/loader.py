@@ -155,10 +155,25 @@ class RowSource:
         """The dataset of an entry of the mixture."""
         return self._streams[entry].dataset
 
+    def with_phases(self, phases: Sequence[Phase]) -> RowSource:
+        """The same rows, drawn by other phases."""
+        assert self._mixture is not None, "held-out rows are not drawn by weight"
+        return RowSource(
+            self._streams, Mixture(phases), sequence_length=self.sequence_length, packing=self.packing, seed=self.seed, phases=phases
+        )
+
+    @property
+    def rows_per_epoch(self) -> list[int]:
+        """Rows of one epoch of each entry."""
+        return [stream.num_rows for stream in self._streams]
+
+    def served(self, num_samples: int) -> list[int]:
+        """How many of the first `num_samples` samples come from each entry."""
+        return [num_samples] if self._mixture is None else self._mixture.served(num_samples).tolist()
+
     def epochs_at(self, num_samples: int) -> list[float]:
         """How often each entry has been gone through after `num_samples` samples."""
-        served = [num_samples] if self._mixture is None else self._mixture.served(num_samples).tolist()
-        return [count / stream.num_rows for count, stream in zip(served, self._streams)]
+        return [count / rows for count, rows in zip(self.served(num_samples), self.rows_per_epoch)]
 
     @property
     def num_tokens(self) -> int:
@@ -170,7 +185,7 @@ class RowSource:
         """What the order of rows is a function of, as plain values: a run keeps it and compares."""
         return {
             "sources": [[{"name": source.name, "hash": source.hash} for source in stream.sources] for stream in self._streams],
-            "phases": [{"from_sample": phase.from_sample, "weights": list(phase.weights)} for phase in self.phases],
+            "phases": [phase.to_dict() for phase in self.phases],
             "sequence_length": self.sequence_length,
             "packing": self.packing,
             "seed": self.seed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +44,16 @@ class DataSource(Section):
     """One dataset folder in the mixture; weights are shares of tokens, relative to each other."""
 
     path: str  # a dataset folder that `mlite data build` made
-    weight: float = Field(1.0, gt=0)  # its share of the tokens, relative to the others
+    weight: float = Field(1.0, ge=0)  # its share of the tokens, relative to the others
+    max_epochs: float | None = Field(None, gt=0)  # a run that would go through it more often is refused
+
+
+class DataChange(Section):
+    """Other weights from a step on. Resuming under a changed schedule changes what comes, never what was."""
+
+    from_step: int = Field(ge=2)  # the first step that has them, or begins to
+    weights: list[float] = Field(min_length=1)  # one for each of data.sources
+    over_steps: int = Field(0, ge=0)  # reached gradually over so many steps; 0: at once
 
 
 class DataSection(Section):
@@ -51,6 +61,8 @@ class DataSection(Section):
 
     path: str | None = None  # one dataset folder; or give sources
     sources: list[DataSource] | None = Field(None, min_length=1)
+    temperature: float | None = Field(None, gt=0)  # weights are multiplied by tokens^(1/temperature): 1 by size, larger more even
+    schedule: list[DataChange] = []  # weights that change during the run
     packing: Literal["best_fit", "concat"] = "best_fit"  # whole documents fitted into rows, or documents chained and cut
     document_mask: bool = True  # tokens see their own document only
 
@@ -58,6 +70,22 @@ class DataSection(Section):
     def _one_of(self) -> DataSection:
         if (self.path is None) == (self.sources is None):
             raise ValueError("exactly one of path and sources | data.path: DIR for one dataset, data.sources: [{path, weight}] for several")
+        if self.sources is None and (self.temperature is not None or self.schedule):
+            raise ValueError("sources where there is a temperature or a schedule | one dataset has no shares")
+        return self
+
+    @model_validator(mode="after")
+    def _weights(self) -> DataSection:
+        several = [[source.weight for source in self.mixture], *(change.weights for change in self.schedule)]
+        for weights in several:
+            if len(weights) != len(self.mixture) or min(weights) < 0 or not any(weights):
+                raise ValueError(f"a weight of 0 or more for each of {len(self.mixture)} sources, one above 0 | {weights} is not that")
+        for before, after in pairwise(self.schedule):
+            if after.from_step <= before.from_step + before.over_steps - (before.over_steps > 0):
+                raise ValueError(
+                    f"changes in order, each begun after the one before is there | from_step {after.from_step} comes too early after "
+                    f"from_step {before.from_step} over {before.over_steps} steps"
+                )
         return self
 
     @property

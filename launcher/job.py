@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,10 +22,11 @@ from launcher.environment import Environment
 from launcher.faults import Faults
 from launcher.fit import Fit
 from launcher.memory_check import MemoryCheck
+from launcher.mixture import describe_mixture, mixture_lines, phases_for, require_epochs
 from launcher.plan import plan_run
 from launcher.process_tree import Link
 from launcher.recorder import Rates, Recorder
-from launcher.resume_policy import identity, next_phases, recorded_changes, require_same_run
+from launcher.resume_policy import identity, recorded_changes, require_same_run
 from launcher.run_folder import RunFolder, write_json
 from launcher.stopping import StopFlag
 from launcher.trackers import open_trackers
@@ -107,18 +109,18 @@ class Job:
         """(exit code, state, message). Raises StopRequested."""
         config, groups = self.config, self.groups
         start = choose_start(self.folder, config, groups)
-        rows, heldout = self._open_rows(start)
+        rows, heldout = self._open_rows()
         wanted = identity(config, rows.identity)
         if start.state is not None:
             require_same_run(start.state, wanted, folder=self.folder.path)
-        phases = next_phases(
-            start.state.phases if start.state else [], [source.weight for source in config.data.mixture], samples=start.samples
-        )
-        if len(phases) > 1:
-            rows, _ = self._open_rows(start, phases=[Phase(phase["from_sample"], tuple(phase["weights"])) for phase in phases])
+        saved = start.state.phases if start.state else []
+        phases = phases_for(config, self.datasets, saved=saved, step=start.step, samples=start.samples)
+        rows = rows.with_phases([Phase.from_dict(phase) for phase in phases])
         total = start.total_steps(config)
+        last_sample = start.samples + max(0, total - start.step) * config.training.global_batch_size
+        require_epochs(config, rows, num_samples=last_sample)
         self.recorder = Recorder(self.folder, active=groups.rank == 0, total_steps=total, rates=self._rates())
-        self._write_down(start, phases)
+        self._write_down(start, phases, describe_mixture(config, rows, first=start.samples, last=last_sample))
         finished = f"{self.folder.path} is finished: {start.step} of {total} steps are done. To train on, raise training.steps"
         if start.step >= total and (heldout is None or broadcast_json(self.recorder.metrics.evaluated(start.step), groups.world)):
             return 0, "done", finished
@@ -160,14 +162,14 @@ class Job:
                 memory.report(self.recorder)
         return 0, "done", f"done: {total} steps, in {self.folder.path}"
 
-    def _open_rows(self, start: Start, phases: list[Phase] | None = None) -> tuple[RowSource, RowSource | None]:
+    def _open_rows(self) -> tuple[RowSource, RowSource | None]:
         """Training and held-out rows. The first rank opens them first, and makes packing plans that are missing."""
         config = self.config
         mixture = [(dataset, source.weight, None) for dataset, source in zip(self.datasets, config.data.mixture)]
         length, packing, seed = config.training.sequence_length, config.data.packing, config.run.seed
 
         def opened() -> tuple[RowSource, RowSource | None]:
-            rows = RowSource.open(mixture, sequence_length=length, packing=packing, seed=seed, phases=phases)
+            rows = RowSource.open(mixture, sequence_length=length, packing=packing, seed=seed)
             if config.evaluation.max_sequences == 0:
                 return rows, None
             return rows, RowSource.open(mixture, sequence_length=length, packing=packing, seed=seed, split="validation")
@@ -187,14 +189,15 @@ class Job:
             peak_flops=peak_flops(name, config.training.precision),
         )
 
-    def _write_down(self, start: Start, phases: list[dict[str, object]]) -> None:
+    def _write_down(self, start: Start, phases: list[dict[str, Any]], mixture: list[dict[str, Any]]) -> None:
         """The first rank: what changed since the last attempt, the config, and where this attempt starts."""
         if self.groups.rank != 0:
             return
         config, folder, recorder = self.config, self.folder, self.recorder
         changes = recorded_changes(saved_config(folder), config) if folder.config.exists() else []
         if start.state is not None and phases != start.state.phases:
-            changes.append(("data.weights", start.state.phases[-1]["weights"], phases[-1]["weights"]))
+            before, after = (found[-1] if "changes" in found[-1] else found[-1]["weights"] for found in (start.state.phases, phases))
+            changes.append(("data.weights", before, after))
         moved = recorder.metrics.rewind(start.step, recorder.events)
         recorder.event(
             "started",
@@ -203,6 +206,7 @@ class Job:
             layout={"world": self.groups.world.size, "dp": self.groups.dp.size, **config.parallel.model_dump()},
             moved_metrics=moved,
         )
+        recorder.event("mixture", step=start.step, phases=phases, sources=mixture)
         for key, before, after in changes:
             recorder.say(f"changed since the last attempt: {key} {before!r} -> {after!r}")
             recorder.event("changed", key=key, old=before, new=after)
@@ -232,6 +236,8 @@ class Job:
         recorder.say(
             f"{folder.path}: attempt {folder.attempt} {origin}; {num_parameters(config.model):,} parameters, {layout}, {self.device.type}"
         )
+        for line in mixture_lines(mixture):
+            recorder.say(line)
         recorder.say(describe_attention(config.model, config.training, document_mask=config.data.document_mask, device=self.device))
         if moved:
             recorder.say(f"{moved} lines of metrics after step {start.step} were moved to {folder.events.name}: those steps are done again")

@@ -61,21 +61,6 @@ def recorded_changes(saved: Mapping[str, Any], config: RunConfig) -> list[tuple[
     return [change for change in _differences(dict(saved), config.model_dump(mode="json")) if change[0].startswith(RECORDED)]
 
 
-def next_phases(phases: list[dict[str, Any]], weights: list[float], *, samples: int) -> list[dict[str, Any]]:
-    """The mixture's phases from here on: those of the run, and a new one where the weights are other than the last."""
-    if not phases:
-        return [{"from_sample": 0, "weights": weights}]
-    if _shares(phases[-1]["weights"]) == _shares(weights):
-        return phases
-    before = [phase for phase in phases if phase["from_sample"] < samples]
-    return [*before, {"from_sample": samples if before else 0, "weights": weights}]
-
-
-def _shares(weights: list[float]) -> list[float]:
-    total = sum(weights)
-    return [round(weight / total, 12) for weight in weights]
-
-
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
     found: list[tuple[str, Any, Any]] = []
     for key in dict.fromkeys([*old, *new]):

@@ -26,7 +26,7 @@ def read_config(run: Path, overrides: Sequence[str] = ()) -> RunConfig:
     tree = read_yaml(run / "config.yaml")
     other_data = any(override.partition("=")[0].strip() == "data.path" for override in overrides)
     if other_data:
-        tree["data"]["sources"] = None
+        tree["data"].update(sources=None, temperature=None, schedule=[])
     _find_data(tree["data"], run)
     for override in overrides:
         apply_override(tree, override)

@@ -185,17 +185,22 @@ def _config_and_overrides(words: list[str], config: str | None) -> tuple[str, li
 
 def _rows(target: Path, *, sequence_length: int | None, method: str, seed: int, split: str) -> tuple[Any, int]:
     """(rows, global batch size or 0): of a run as its saved config has them, of a dataset as the options say."""
-    from data_pipeline.loader import Dataset, RowSource
+    from data_pipeline.loader import Dataset, Phase, RowSource
 
     if (target / "config.yaml").is_file():
-        from launcher.finished import read_config
+        from launcher.mixture import phases_for, phases_of_run
+        from launcher.run_folder import RunFolder
+        from launcher.saved_config import read_config
 
         config = read_config(target)
         mixture = [(Dataset.open(source.path), source.weight, None) for source in config.data.mixture]
         length, packing = config.training.sequence_length, config.data.packing
-        return RowSource.open(
-            mixture, sequence_length=length, packing=packing, seed=config.run.seed, split=split
-        ), config.training.global_batch_size
+        rows = RowSource.open(mixture, sequence_length=length, packing=packing, seed=config.run.seed, split=split)
+        if split == "train":
+            datasets = [dataset for dataset, _, _ in mixture]
+            phases = phases_of_run(RunFolder(target)) or [Phase.from_dict(phase) for phase in phases_for(config, datasets)]
+            rows = rows.with_phases(phases)
+        return rows, config.training.global_batch_size
     if sequence_length is None:
         raise ConfigError(
             [

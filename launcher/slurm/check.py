@@ -9,6 +9,7 @@ from pathlib import Path
 from data_pipeline.errors import ConfigError, Fault, RunInUseError
 from data_pipeline.loader import Dataset
 from launcher.config import RunConfig, load_config, with_vocabulary
+from launcher.mixture import cap_faults
 from launcher.run_folder import RunFolder
 from launcher.slurm.cluster import ClusterConfig
 from megatron_lite.sizes import num_parameters
@@ -38,7 +39,7 @@ def check(path: Path, overrides: list[str], cluster: ClusterConfig) -> Checked:
         raise RunInUseError(f"{folder.path} is in use: a job is at it now. Wait for it, cancel it, or choose another run.name")
     datasets = [Dataset.open(source.path) for source in config.data.mixture]
     sized = with_vocabulary(config, tokenizer_size=datasets[0].vocab_size)
-    faults = [*_disk_faults(sized), *_path_faults(cluster)]
+    faults = [*_disk_faults(sized), *_path_faults(cluster), *([] if status else cap_faults(config, datasets))]
     if faults:
         raise ConfigError(faults)
     notes = [*_node_notes(path, overrides, cluster), *_memory_notes(config)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.loader import Dataset, Phase, RowSource, batch_id, row_digest
 from tests.integration.jobs import Workspace
 
 PLAIN = ("training.engine=torch", "parallel.zero_stage=0", "training.steps=4")
@@ -208,3 +209,24 @@ def test_new_weights_are_a_new_phase_on_record(workspace: Workspace, dataset: Pa
     manifest = json.loads((workspace.path("a") / "checkpoints/step_00000007/manifest.json").read_text())
     assert manifest["state"]["phases"] == phases
     assert workspace.run(*PLAIN, "training.steps=8", f"data={{sources: [{{path: {dataset}}}]}}")[0] == 3
+
+
+def test_a_schedule_of_weights_and_a_cap(workspace: Workspace, dataset: Path, other_dataset: Path) -> None:
+    """Weights change at a step, stopped before it or not; what was drawn is on record; too many epochs are refused at once."""
+    sources = f"sources: [{{path: {dataset}}}, {{path: {other_dataset}}}]"
+    mixture = f"data={{{sources}, schedule: [{{from_step: 4, weights: [1, 0]}}]}}"
+    assert workspace.run(*PLAIN, "run.name=b", "training.steps=2", mixture)[0] == 0
+    code, output = workspace.run(*PLAIN, "run.name=b", "training.steps=6", mixture)
+    assert code == 0 and "data.weights" not in output, output
+    resumed = [json.loads(line).get("batch_id") for line in (workspace.path("b") / "metrics.jsonl").read_text().splitlines()]
+    entries = [(Dataset.open(path), 1.0, None) for path in (dataset, other_dataset)]
+    phase = Phase(0, (0.5, 0.5), ((12, (1.0, 0.0)),))
+    rows = RowSource.open(entries, sequence_length=32, packing="best_fit", seed=7, phases=[phase])
+    straight = [batch_id([row_digest(rows[sample]) for sample in range(4 * step, 4 * step + 4)]) for step in range(6)]
+    assert [id for id in resumed if id] == straight
+    events = [json.loads(line) for line in (workspace.path("b") / "events.jsonl").read_text().splitlines()]
+    drawn = [event for event in events if event["event"] == "mixture"]
+    assert drawn[0]["phases"] == drawn[1]["phases"] and [source["samples"] for source in drawn[1]["sources"]] == [14, 2]
+    capped = f"data={{sources: [{{path: {dataset}, max_epochs: 0.001}}, {{path: {other_dataset}}}]}}"
+    code, output = workspace.run(*PLAIN, "run.name=c", capped)
+    assert code == 2 and "data.sources[0].max_epochs" in output and "train at most" in output, output

@@ -11,7 +11,8 @@ from data_pipeline.errors import ConfigError, DataError
 from data_pipeline.schema import validate
 from launcher.checkpointing import Start
 from launcher.config import RunConfig
-from launcher.resume_policy import identity, next_phases, recorded_changes, require_same_run
+from launcher.mixture import next_phases
+from launcher.resume_policy import identity, recorded_changes, require_same_run
 from megatron_lite.checkpoint.manifest import RunState
 
 ROWS = {"sources": [[{"name": "web", "hash": "a" * 64}]], "tokenizer_hash": "t" * 64}

@@ -1,0 +1,144 @@
+"""The mixture of a run: from its config and its datasets to phases, and back from what a run wrote down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Any
+
+from data_pipeline.errors import ConfigError, Fault
+from data_pipeline.loader import Dataset, Phase, RowSource
+from data_pipeline.shares import Change, epoch_faults, millionths, scheduled, tempered
+from launcher.config import DataSection, RunConfig
+from launcher.run_folder import RunFolder
+
+
+def phases_for(
+    config: RunConfig, datasets: Sequence[Dataset], *, saved: list[dict[str, Any]] | None = None, step: int = 0, samples: int = 0
+) -> list[dict[str, Any]]:
+    """The phases of a run that has done `step` steps and consumed `samples` samples under the phases that it saved."""
+    batch = config.training.global_batch_size
+    weights, changes = plan_of(config.data, datasets, batch=batch, step=step, samples=samples)
+    return next_phases(saved or [], weights, samples=samples, changes=changes)
+
+
+def next_phases(
+    phases: list[dict[str, Any]], weights: list[float], *, samples: int, changes: Sequence[tuple[int, list[float]]] = ()
+) -> list[dict[str, Any]]:
+    """The mixture's phases from here on: those of the run, and a new one where other shares are to come than they plan.
+
+    `weights` and `changes` (from which sample, which weights): what is wanted, as if from the beginning. A phase that has
+    begun is kept with all that it planned, since which sample came from where follows from the whole of it.
+    """
+    wanted = [(0, weights), *changes]
+    if phases and _to_come(_planned(phases), samples) == _to_come(wanted, samples):
+        return phases
+    before = [phase for phase in phases if phase["from_sample"] < samples]
+    start = samples if before else 0
+    now = [these for sample, these in wanted if sample <= start][-1]
+    later = [{"from_sample": sample, "weights": these} for sample, these in changes if sample > start]
+    return [*before, {"from_sample": start, "weights": now, **({"changes": later} if later else {})}]
+
+
+def _planned(phases: Sequence[Mapping[str, Any]]) -> list[tuple[int, list[float]]]:
+    """(from which sample, which weights) as the phases have them, each ended by the next."""
+    ends = [*(phase["from_sample"] for phase in phases[1:]), float("inf")]
+    pieces: list[tuple[int, list[float]]] = []
+    for phase, end in zip(phases, ends):
+        pieces.append((phase["from_sample"], phase["weights"]))
+        pieces += [(change["from_sample"], change["weights"]) for change in phase.get("changes", ()) if change["from_sample"] < end]
+    return pieces
+
+
+def _to_come(pieces: Sequence[tuple[int, list[float]]], samples: int) -> list[tuple[int, list[float]]]:
+    """The shares in force at `samples`, and each later change of them."""
+    found: list[tuple[int, list[float]]] = []
+    for start, weights in pieces:
+        place, shares = max(start, samples), _shares(weights)
+        if found and found[-1][0] == place:
+            found.pop()
+        if not found or found[-1][1] != shares:
+            found.append((place, shares))
+    return found
+
+
+def _shares(weights: Sequence[float]) -> list[float]:
+    total = sum(weights)
+    return [round(weight / total, 12) for weight in weights]
+
+
+def plan_of(
+    data: DataSection, datasets: Sequence[Dataset], *, batch: int, step: int, samples: int
+) -> tuple[list[float], list[tuple[int, list[float]]]]:
+    """(weights from sample 0, changes): what the config asks for if steps before `step` had had the size of those after it."""
+    tokens = [sum(source.num_tokens for source in dataset.sources) for dataset in datasets]
+
+    def asked(weights: Sequence[float]) -> list[float]:
+        if data.temperature is None:
+            return list(weights)
+        return millionths(tempered(weights, tokens, data.temperature))
+
+    first = asked([source.weight for source in data.mixture])
+    changes = [Change(change.from_step, tuple(asked(change.weights)), change.over_steps) for change in data.schedule]
+    return scheduled(first, changes, sample_of=lambda at: max(0, samples + (at - 1 - step) * batch))
+
+
+def require_epochs(config: RunConfig, rows: RowSource, *, num_samples: int) -> None:
+    """Raises ConfigError where the run would go through a source more often than its `max_epochs`."""
+    sources = config.data.mixture
+    faults = epoch_faults(
+        [source.path for source in sources],
+        [source.max_epochs for source in sources],
+        rows.phases,
+        rows.rows_per_epoch,
+        num_samples=num_samples,
+        batch=config.training.global_batch_size,
+    )
+    if faults:
+        raise ConfigError(faults)
+
+
+def cap_faults(config: RunConfig, datasets: Sequence[Dataset]) -> list[Fault]:
+    """What `require_epochs` would say of a new run, before rows are planned: from the number of tokens, and with 2 % to spare."""
+    training, sources = config.training, config.data.mixture
+    batch_tokens = training.global_batch_size * training.sequence_length
+    steps = training.steps if training.steps is not None else -(-(training.tokens or 0) // batch_tokens)
+    rows = [sum(source.num_tokens for source in dataset.sources) * 1.02 / training.sequence_length for dataset in datasets]
+    return epoch_faults(
+        [source.path for source in sources],
+        [source.max_epochs for source in sources],
+        [Phase.from_dict(phase) for phase in phases_for(config, datasets)],
+        [ceil(count) for count in rows],
+        num_samples=steps * training.global_batch_size,
+        batch=training.global_batch_size,
+        about=True,
+    )
+
+
+def describe_mixture(config: RunConfig, rows: RowSource, *, first: int, last: int) -> list[dict[str, Any]]:
+    """What samples first .. last - 1 take from each source, and how often the run has gone through it by then."""
+    before, after, epochs = rows.served(first), rows.served(last), rows.epochs_at(last)
+    return [
+        {"path": source.path, "rows": rows.rows_per_epoch[n], "samples": after[n] - before[n], "epochs": round(epochs[n], 4)}
+        for n, source in enumerate(config.data.mixture)
+    ]
+
+
+def mixture_lines(described: Sequence[dict[str, Any]]) -> list[str]:
+    total = max(sum(source["samples"] for source in described), 1)
+    return [
+        f"data: {source['path']}: {100 * source['samples'] / total:.2f} % of the samples to come, {source['epochs']:.2f} epochs by the end"
+        for source in described
+    ]
+
+
+def phases_of_run(folder: RunFolder) -> list[Phase] | None:
+    """The phases that the run's last attempt drew by; None where it wrote none down."""
+    if not folder.events.is_file():
+        return None
+    found = None
+    for line in folder.events.read_text(encoding="utf-8").splitlines():
+        if '"mixture"' in line and (record := json.loads(line)).get("event") == "mixture":
+            found = [Phase.from_dict(phase) for phase in record["phases"]]
+    return found
