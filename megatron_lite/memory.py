@@ -18,6 +18,7 @@ from megatron_lite.sizes import largest_local_parameter, num_local_parameters
 PARTS = ("weights", "gradients", "accumulators", "optimizer", "activations", "logits", "gathered", "buffers", "runtime")
 
 _RUNTIME_BYTES = {"torch": 56 << 20, "deepspeed": 72 << 20, "zero": 120 << 20}  # libraries and kernels that the first steps load on CPU
+_BF16_KERNEL_BYTES = 48 << 20  # one is compiled for each shape that attention meets
 _ALL_REDUCED = 500_000_000  # elements that DeepSpeed copies together to all-reduce them, where it does so; no key sets it
 
 
@@ -117,6 +118,7 @@ def memory(
     kept = sum(saved_by_layer(shape, training.activation_checkpointing).values())
     in_flight = backward_of_layer(shape)
     runtime = _RUNTIME_BYTES["zero" if parallel.zero_stage else training.engine]
+    runtime += _BF16_KERNEL_BYTES if training.precision == "bf16" else 0
     always = {
         "weights": state.weights,
         "optimizer": state.optimizer,
