@@ -26,12 +26,8 @@ from tests.benchmarks.turns import serve
 def transformers_model(shape: dict[str, Any]) -> tuple[torch.nn.Module, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        **{key: shape[key] for key in MODEL_KEYS},
-        max_position_embeddings=shape["sequence_length"],
-        attn_implementation="sdpa",
-        use_cache=False,
-    )
+    described: dict[str, Any] = {"max_position_embeddings": shape["sequence_length"], "attn_implementation": "sdpa", "use_cache": False}
+    config = LlamaConfig(**{key: shape[key] for key in MODEL_KEYS}, **described)
     model = LlamaForCausalLM(config)
 
     def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -87,8 +83,8 @@ class Loop:
         torch.manual_seed(shape["seed"])
         self.shape = shape
         self.model, self.loss = {"transformers": transformers_model, "litgpt": litgpt_model}[peer](shape)
-        self.parameters = list(self.model.parameters())
-        self.masters = self.parameters
+        self.parameters: list[torch.Tensor] = list(self.model.parameters())
+        self.masters: list[torch.Tensor] = self.parameters
         if shape["precision"] == "bf16":
             self.masters = [torch.nn.Parameter(parameter.detach().clone()) for parameter in self.parameters]
             self.model.bfloat16()
