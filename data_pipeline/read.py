@@ -6,34 +6,24 @@ missing document. Records are decoded from bytes one by one and split at b"\\n" 
 
 from __future__ import annotations
 
-import codecs
+import itertools
 import json
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from data_pipeline.document import Document, document_id, utf8_bytes
 from data_pipeline.errors import DataError
+from data_pipeline.records import Held, Rejected, Text, chunks, decode, lines, seekable, without_bom
 from data_pipeline.step import Ledger
 from data_pipeline.storage import DamagedStream, open_bytes
 
 TxtDocuments = Literal["file", "paragraph", "line"]
 BLANK_KINDS = ("blank_line", "empty")  # nothing to lose: counted as dropped, never an error
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_CHUNK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A record that became no document: `where` is file:record, `bytes` its raw length."""
-
-    kind: str
-    where: str
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +44,6 @@ class ReadOptions:
     fields: Sequence[str] = ()
 
 
-Text = str | Rejected
 Records = Iterator[tuple[int, Text | Fielded]]  # record number from 1, and the text or why there is none
 
 
@@ -168,45 +157,53 @@ def _read_txt(path: str, options: ReadOptions) -> Records:
         yield from _paragraphs(path, options.notes)
         return
     if options.txt_documents == "line":
-        for number, line in _lines(path, options.notes):
-            yield number, line if isinstance(line, Rejected) else _decode(line.removesuffix(b"\r"), f"{path}:{number}")
+        for number, line in lines(path, options.notes):
+            yield number, line if isinstance(line, Rejected) else decode(line.removesuffix(b"\r"), f"{path}:{number}")
         return
-    parts: list[bytes] = []
+    held = Held()
     try:
         with open_bytes(path) as file:
-            parts.extend(_chunks(file))
+            for chunk in chunks(file):
+                held.add(chunk)
     except DamagedStream as damage:
-        yield 1, Rejected(damage.kind, f"{path}:1", sum(map(len, parts)))
+        yield 1, Rejected(damage.kind, f"{path}:1", held.num_bytes)
         return
-    yield 1, _decode(_without_bom(b"".join(parts), options.notes), f"{path}:1")
+    data = held.take(path, 1)
+    yield 1, data if isinstance(data, Rejected) else decode(without_bom(data, options.notes), f"{path}:1")
 
 
 def _paragraphs(path: str, notes: Counter[str]) -> Records:
     """Numbered by their first line. Joined by b"\n", so that a paragraph is the same with either kind of line end."""
-    first, held = 1, list[bytes]()
-    for number, line in _lines(path, notes):
-        if isinstance(line, Rejected):
-            yield first if held else number, Rejected(line.kind, line.where, line.bytes + sum(map(len, held)))
+    first, held = 0, Held()  # first: 0 between paragraphs
+    ended: tuple[int, bytes | Rejected] = (0, b"")  # a blank line after the last
+    for number, line in itertools.chain(lines(path, notes), [ended]):
+        if isinstance(line, Rejected) and line.kind != "too_long":
+            yield first or number, Rejected(line.kind, line.where, line.bytes + held.num_bytes)
             return
-        if line.strip():
-            first = first if held else number
-            held.append(line.removesuffix(b"\r"))
-        elif held:
-            yield first, _decode(b"\n".join(held), f"{path}:{first}")
-            held = []
-    if held:
-        yield first, _decode(b"\n".join(held), f"{path}:{first}")
+        if isinstance(line, Rejected) or line.strip():
+            if first:
+                held.add(b"\n")
+            else:
+                first = number
+            if isinstance(line, Rejected):
+                held.skip(line.bytes)
+            else:
+                held.add(line.removesuffix(b"\r"))
+        elif first:
+            paragraph = held.take(path, first)
+            yield first, paragraph if isinstance(paragraph, Rejected) else decode(paragraph, f"{path}:{first}")
+            first = 0
 
 
 def _read_jsonl(path: str, options: ReadOptions) -> Records:
-    for number, line in _lines(path, options.notes):
+    for number, line in lines(path, options.notes):
         yield number, line if isinstance(line, Rejected) else _json_text(line, f"{path}:{number}", options)
 
 
 def _json_text(line: bytes, where: str, options: ReadOptions) -> Text | Fielded:
     if not line.strip():
         return Rejected("blank_line", where, len(line))
-    decoded = _decode(line, where)
+    decoded = decode(line, where)
     if isinstance(decoded, Rejected):
         return decoded
     try:
@@ -230,7 +227,7 @@ def _read_parquet(path: str, options: ReadOptions) -> Records:
 
     number = 0
     try:
-        with _seekable(path) as file:
+        with seekable(path) as file:
             parquet = pyarrow.parquet.ParquetFile(file)
             columns = parquet.schema_arrow.names
             if options.text_field not in columns:
@@ -241,7 +238,7 @@ def _read_parquet(path: str, options: ReadOptions) -> Records:
                 for row, value in enumerate(_raw_strings(batch.column(options.text_field))):
                     number += 1
                     where = f"{path}:{number}"
-                    text = _decode(value, where) if isinstance(value, bytes) else Rejected("text_not_string", where, 0)
+                    text = decode(value, where) if isinstance(value, bytes) else Rejected("text_not_string", where, 0)
                     if options.fields and isinstance(text, str):
                         yield number, Fielded(text, {name: beside[name][row] if name in beside else None for name in options.fields})
                     else:
@@ -267,66 +264,6 @@ def _raw_strings(array: Any) -> list[bytes | None]:
 
 
 FORMATS: dict[str, Callable[[str, ReadOptions], Records]] = {"txt": _read_txt, "jsonl": _read_jsonl, "parquet": _read_parquet}
-
-
-# --------------------------------------------------------------------------------------------------- bytes
-
-
-def _chunks(file: IO[bytes]) -> Iterator[bytes]:
-    return iter(lambda: file.read1(_CHUNK_BYTES), b"")  # type: ignore[attr-defined]
-
-
-def _lines(path: str, notes: Counter[str]) -> Iterator[tuple[int, bytes | Rejected]]:
-    """Lines without their b"\\n", numbered from 1, the last one with or without it. Linear in a line's length.
-
-    In a damaged file the lines that are whole come, then one Rejected for the rest.
-    """
-    number, pending = 1, list[bytes]()
-    try:
-        with open_bytes(path) as file:
-            for chunk in _chunks(file):
-                head, *rest = chunk.split(b"\n")
-                pending.append(head)
-                for piece in rest:
-                    line = b"".join(pending)
-                    yield number, _without_bom(line, notes) if number == 1 else line
-                    number, pending = number + 1, [piece]
-    except DamagedStream as damage:
-        yield number, Rejected(damage.kind, f"{path}:{number}", sum(map(len, pending)))
-        return
-    if line := b"".join(pending):
-        yield number, _without_bom(line, notes) if number == 1 else line
-
-
-def _without_bom(data: bytes, notes: Counter[str]) -> bytes:
-    if not data.startswith(codecs.BOM_UTF8):
-        return data
-    notes["bom_stripped"] += 1
-    return data[len(codecs.BOM_UTF8) :]
-
-
-def _decode(data: bytes, where: str) -> Text:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return Rejected("invalid_utf8", where, len(data))
-
-
-def _seekable(path: str) -> IO[bytes]:
-    """The decompressed file, copied to a temporary one where it is compressed: parquet begins at its end."""
-    file = open_bytes(path)
-    if file.seekable():
-        return file
-    copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
-    try:
-        with file:
-            for chunk in _chunks(file):
-                copy.write(chunk)
-    except BaseException:
-        copy.close()
-        raise
-    copy.seek(0)
-    return copy
 
 
 # ------------------------------------------------------------------------------------ Hugging Face datasets

@@ -21,7 +21,8 @@ import xxhash
 from data_pipeline.errors import DataError
 
 BLOCK_BYTES = 1 << 20
-_CHUNK_BYTES = 1 << 16  # compressed; one chunk may decode to a thousand times as much
+_CHUNK_BYTES = {"gzip": 1 << 16, "zstd": 1 << 11}  # compressed; a chunk decodes to a thousand, or 32,000, times as much at most: 64 MiB
+_ENOUGH_BYTES = 1 << 18  # decoded
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + nibble]) + b"\x2a\x4d\x18" for nibble in range(16)))  # frames, and skippable ones
 
@@ -171,10 +172,12 @@ class _Decompressed(io.RawIOBase):
         while not self._held:
             if self._failure is not None:
                 raise self._failure
-            decoded = self._next()
-            if decoded is None:
+            decoded: list[bytes] = []
+            while self._failure is None and sum(map(len, decoded)) < _ENOUGH_BYTES and (piece := self._next()) is not None:
+                decoded.append(piece)
+            if not decoded:
                 return 0
-            self._held = memoryview(decoded)
+            self._held = memoryview(b"".join(decoded))
         count = min(len(buffer), len(self._held))
         buffer[:count] = self._held[:count]
         self._held = self._held[count:]
@@ -182,7 +185,7 @@ class _Decompressed(io.RawIOBase):
 
     def _next(self) -> bytes | None:
         """Decoded bytes, perhaps none; None at the end of the file."""
-        data = self._source.read1(_CHUNK_BYTES)
+        data = self._source.read1(_CHUNK_BYTES["gzip" if self._gzip else "zstd"])
         if not data:
             return None if self._decoder is None else self._fail("truncated", "the compressed data is cut off")
         decoded: list[bytes] = []
@@ -191,10 +194,11 @@ class _Decompressed(io.RawIOBase):
                 if self._gzip and not data.strip(b"\0"):  # padding after the last member, as tapes and block devices leave it
                     break
                 self._decoder = zlib.decompressobj(wbits=31) if self._gzip else _zstd_decoder()
+            spare = self._decoder.copy() if self._gzip else None
             try:
                 decoded.append(self._decoder.decompress(data))
             except Exception as error:  # zlib.error and zstandard.ZstdError have no common base
-                decoded.append(self._fail("corrupt", str(error)))
+                decoded += [_until_damage(spare, data), self._fail("corrupt", str(error))]
                 break
             data = b""
             if self._decoder.eof:
@@ -209,6 +213,17 @@ class _Decompressed(io.RawIOBase):
     def close(self) -> None:
         self._source.close()
         super().close()
+
+
+def _until_damage(decoder: Any, data: bytes) -> bytes:
+    """What gzip's decoder gives for the bytes before the first bad one; nothing for zstd, which decodes whole blocks."""
+    decoded: list[bytes] = []
+    for place in range(len(data) if decoder is not None else 0):
+        try:
+            decoded.append(decoder.decompress(data[place : place + 1]))
+        except zlib.error:
+            break
+    return b"".join(decoded)
 
 
 def _zstd_decoder() -> Any:
