@@ -6,11 +6,13 @@ into micro-batches and the step are those of a real run; what it is compared wit
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from data_pipeline.rows import Row, assemble, batch_id, row_digest
 from launcher.batches import Batches, gather_batch_id
 from megatron_lite.checkpoint.slices import logical_slices
 from megatron_lite.config import ModelConfig, OptimizerConfig, ParallelConfig, TrainingConfig
+from megatron_lite.layers import matmul, tiled_attention
 from megatron_lite.models.build import build_model
 from megatron_lite.parallel.groups import ProcessGroups
 from megatron_lite.training.engine import Engine, build_engine
@@ -66,6 +69,7 @@ class Case:
     device: str = "cpu"
     compile: bool = False
     document_kernel: Literal["auto", "varlen", "flex", "blocks"] = "auto"
+    large_kernels: bool = False  # those that CPUs take for large products and long rows
 
     @property
     def world_size(self) -> int:
@@ -76,6 +80,7 @@ class Case:
         flags = ("-sp" if self.sequence_parallel else "") + (f"-{self.checkpointing}" if self.checkpointing != "none" else "")
         tail = f"-{self.precision}" if self.precision != "fp32" else ""
         tail += ("-compile" if self.compile else "") + (f"-{self.document_kernel}" if self.document_kernel != "auto" else "")
+        tail += "-large" if self.large_kernels else ""
         return f"tp{self.tp}-dp{self.dp}-{engine}{flags}-acc{self.accumulation}-{self.model}-drop{self.dropout}{tail}"
 
 
@@ -157,7 +162,7 @@ def build(case: Case, *, overrides: dict[str, Any] | None = None) -> Engine:
 
 def run(case: Case, steps: int = STEPS) -> Trace:
     """On a rank: the run, with this rank's parts of the tensors."""
-    with planted_faults.planted(case.fault):
+    with planted_faults.planted(case.fault), large_kernels() if case.large_kernels else contextlib.nullcontext():
         engine, trace = build(case), Trace()
         micro = BATCH // case.dp // case.accumulation
         batches = Batches(
@@ -180,6 +185,19 @@ def run(case: Case, steps: int = STEPS) -> Trace:
         trace.parameters = parts(engine, "master")
         batches.close()
     return trace
+
+
+@contextlib.contextmanager
+def large_kernels() -> Iterator[None]:
+    """Let the kernels for large shapes serve all: tiles of 8 queries, so that a row has several."""
+    with (
+        mock.patch.object(matmul, "_LEAST_MULTIPLICATIONS", 0),
+        mock.patch.object(tiled_attention, "_LEAST_SCORES", 0),
+        mock.patch.object(tiled_attention, "_height", lambda sharing: 8),
+    ):
+        tiled_attention.tiles_of.cache_clear()
+        yield
+    tiled_attention.tiles_of.cache_clear()
 
 
 Part = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], int, np.ndarray]

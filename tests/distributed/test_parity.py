@@ -30,6 +30,9 @@ COVERING = [
     Case(tp=4, stage=3, model="mqa"),
     Case(tp=4, stage=1, model="tiny-vocabulary"),
     Case(tp=4, stage=3, model="tiny-vocabulary", sequence_parallel=True),
+    Case(stage=1, large_kernels=True),
+    Case(tp=2, dp=2, stage=3, sequence_parallel=True, checkpointing="selective", large_kernels=True),
+    Case(tp=4, stage=1, large_kernels=True, model="mqa"),
 ]
 
 PLANTED = [
