@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 # name -> module with prove(folder) -> bool, which writes name.md
-PROOFS = {"parity": "tests.proofs.prove_parity", "resume": "tests.proofs.prove_resume"}
+PROOFS = {"parity": "tests.proofs.prove_parity", "resume": "tests.proofs.prove_resume", "hostile": "tests.proofs.prove_hostile"}
 
 
 def main(names: list[str]) -> int:
