@@ -36,7 +36,7 @@ def tree() -> str:
 def first_words(source: str) -> str:
     """The first line of the module's docstring, up to its first full stop or colon that ends a thought."""
     line = (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
-    return re.split(r"\. |: [a-z]\w+ |; ", line)[0].rstrip(".:")
+    return re.split(r"(?<!et al)\. |: [a-z]\w+ |; ", line)[0].rstrip(".:")
 
 
 def with_tree(readme: str) -> str:
