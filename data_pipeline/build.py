@@ -107,12 +107,13 @@ def _stages(config: DataConfig, tasks: list[ReadTask], key: str, workers: Worker
         workers=workers,
         progress=progress,
         filters=config.filters,
+        dedup_field=config.dedup.field if config.dedup is not None else None,
     )
     document_keys = [task.key for task in tasks]
     duplicates = None
     kept = np.ones(store.num_documents, dtype=bool)
     chain = list(ledger.stages)
-    if config.dedup is not None and (config.dedup.exact or config.dedup.minhash is not None):
+    if config.dedup is not None and (config.dedup.field is not None or config.dedup.exact or config.dedup.minhash is not None):
         path = work / "dedup" / f"{cache_key('dedup', config.dedup.model_dump(mode='json'), names, document_keys)}.duplicates"
         duplicates = deduplicate(store, config.dedup, priorities=names, path=path, workers=config.workers, progress=progress)
         count(store, duplicates, ledger)
@@ -122,7 +123,7 @@ def _stages(config: DataConfig, tasks: list[ReadTask], key: str, workers: Worker
     validation = held_out(store.keys(), kept, fraction=config.validation.fraction, seed=config.seed)
     train = kept & ~validation
     tokenizer_key = cache_key(
-        "tokenizer", config.tokenizer.model_dump(mode="json"), config.seed, config.validation.fraction, document_keys, _content(kept)
+        "tokenizer", config.tokenizer.content(), config.seed, config.validation.fraction, document_keys, _content(kept)
     )
     tokenizer_path = work / "tokenizer" / f"{tokenizer_key}.json"
     facts = make_tokenizer(config.tokenizer, store, train, seed=config.seed, path=tokenizer_path, workers=config.workers, progress=progress)

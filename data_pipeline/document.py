@@ -9,7 +9,8 @@ from typing import Any
 
 @dataclass(slots=True)
 class Document:
-    """One text. `id` is 32 hex digits by `document_id`; `meta` says where it stood: {"file": name, "record": number from 1}."""
+    """One text. `id` is 32 hex digits by `document_id`; `meta` says where it stood: {"file": name, "record": number from 1};
+    under "fields" it has other fields of the record that were asked for."""
 
     id: str
     text: str

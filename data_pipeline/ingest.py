@@ -36,6 +36,7 @@ class ReadJob:
     strict: bool
     folder: Path
     filters: FiltersConfig | None = None
+    dedup_field: str | None = None
 
     @property
     def done_path(self) -> Path:
@@ -50,7 +51,8 @@ class ReadJob:
     @property
     def fields(self) -> tuple[str, ...]:
         """Fields of a record that steps look at besides its text."""
-        return () if self.filters is None or self.filters.url is None else (self.filters.url.field,)
+        url = () if self.filters is None or self.filters.url is None else (self.filters.url.field,)
+        return tuple(dict.fromkeys((*url, *(() if self.dedup_field is None else (self.dedup_field,)))))
 
 
 def dropped_path(folder: Path, task: ReadTask) -> Path:
@@ -66,12 +68,13 @@ def ingest(
     workers: Workers,
     progress: Progress,
     filters: FiltersConfig | None = None,
+    dedup_field: str | None = None,
 ) -> tuple[DocumentStore, Ledger]:
     """Read what isn't read yet. Parts and books are the same whatever the number of workers and however often it was killed.
 
     Raises DataError where nothing is left to go on with.
     """
-    jobs = [ReadJob(task, normalise, strict, folder, filters) for task in tasks]
+    jobs = [ReadJob(task, normalise, strict, folder, filters, dedup_field) for task in tasks]
     waiting = [job for job in jobs if not job.done_path.exists()]
     if waiting:
         with progress.stage("read", sum(job.task.num_bytes for job in waiting)) as advance:
@@ -106,7 +109,7 @@ def read_task(job: ReadJob, report: Report) -> None:
             if writer is None or writer.text_bytes >= PART_BYTES:
                 stack.close()
                 names.append(f"{job.task.key}-{len(names):03d}.documents")
-                writer = stack.enter_context(write_part(job.folder / names[-1]))
+                writer = stack.enter_context(write_part(job.folder / names[-1], field=job.dedup_field))
             writer.add(document)
     ledger.balance(chain=("read", *(step.name for step in steps)))
     with atomic_write(job.done_path) as file:

@@ -53,7 +53,8 @@ def find_inputs(config: DataConfig, workers: Workers, progress: Progress) -> lis
     listed = {source.name: _listed(source) for source in config.sources}
     _check_disjoint(listed)
     hashes = _hashes([path for pairs in listed.values() for path, _ in pairs], config.work_folder / "inputs.json", workers, progress)
-    cleaning = [] if config.filters is None else [filters_key(config.filters)]
+    cleaning: list[Any] = [] if config.filters is None else [filters_key(config.filters)]
+    cleaning += [["field", config.dedup.field]] if config.dedup is not None and config.dedup.field is not None else []
     tasks: list[ReadTask] = []
     for source in config.sources:
         files = [InputFile(path, name, *hashes[path]) for path, name in listed[source.name]]

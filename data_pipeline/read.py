@@ -62,7 +62,7 @@ def read_file(
 
     `name` is the file's name relative to its root (default: its last part); ids are made of it. `format` is a key of
     FORMATS, or auto: by the file's name. `notes` counts repairs: bom_stripped, surrogates_replaced. `fields` of a record go
-    into the document's meta, None where it hasn't got them.
+    into the document's meta, under `fields`, None where it hasn't got them.
     Raises DataError when the format can't be told or a parquet file has no such column.
     """
     name = Path(path).name if name is None else name
@@ -144,7 +144,10 @@ def _document(text: str | Fielded, source: str, name: str, number: int, *, where
         text, replaced = _SURROGATE.subn("\ufffd", text)  # JSON can spell lone surrogates; UTF-8 and tokenizers can't
         if replaced:
             notes["surrogates_replaced"] += replaced
-    return Document(document_id(source, name, number), text, source, {"file": name, "record": number, **fields})
+    meta: dict[str, Any] = {"file": name, "record": number}
+    if fields:
+        meta["fields"] = fields
+    return Document(document_id(source, name, number), text, source, meta)
 
 
 # ------------------------------------------------------------------------------------------------- formats

@@ -2,10 +2,12 @@
 
 text      uint8: the UTF-8 of all texts, end to end          offsets   int64[documents + 1]
 keys      uint8[16 x documents]: the content key of each     ids, files, records, file_names   as in document_index.py
+fields    uint8[16 x documents], only where dedup looks at a field: a key of its value, zeros for none
 """
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +25,10 @@ from data_pipeline.document_index import Index, IndexWriter
 class PartWriter:
     """Appends documents to a part."""
 
-    def __init__(self, out: BlockWriter) -> None:
+    def __init__(self, out: BlockWriter, *, field: str | None = None) -> None:
         self._out = out
+        self._field = field
+        self._fields: list[bytes] = []
         self._lengths: list[int] = []
         self._keys: list[bytes] = []
         self._index = IndexWriter()
@@ -37,19 +41,30 @@ class PartWriter:
         self._lengths.append(raw.size)
         self.text_bytes += raw.size
         self._keys.append(content_key(document.text))
+        if self._field is not None:
+            self._fields.append(_field_key(document.meta.get("fields", {}).get(self._field)))
         self._index.add(document.id, document.meta["file"], document.meta["record"])
 
     def finish(self) -> None:
         self._out.add("offsets", np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.array(self._lengths, dtype=np.int64))]))
         self._out.add("keys", np.frombuffer(b"".join(self._keys), dtype=np.uint8))
+        if self._field is not None:
+            self._out.add("fields", np.frombuffer(b"".join(self._fields), dtype=np.uint8))
         self._index.finish(self._out)
         self._out.meta.update(documents=len(self._lengths), text_bytes=self.text_bytes)
 
 
+def _field_key(value: object) -> bytes:
+    """16 bytes, zeros where there is no value; text without white space around it, anything else as JSON spells it."""
+    text = value.strip() if isinstance(value, str) else "" if value is None else json.dumps(value, sort_keys=True, default=str)
+    return content_key(text) if text else bytes(16)
+
+
 @contextmanager
-def write_part(path: Path) -> Iterator[PartWriter]:
+def write_part(path: Path, *, field: str | None = None) -> Iterator[PartWriter]:
+    """`field`: of the documents' meta, whose values dedup will compare."""
     with write_blockfile(path, kind="documents") as out:
-        writer = PartWriter(out)
+        writer = PartWriter(out, field=field)
         yield writer
         writer.finish()
 
@@ -78,6 +93,10 @@ class Part:
     def keys(self) -> np.ndarray:
         """uint8[documents, 16]"""
         return self._file.read("keys").reshape(-1, 16)
+
+    def field_keys(self) -> np.ndarray:
+        """uint8[documents, 16]; zeros where a document hasn't got the field."""
+        return self._file.read("fields").reshape(-1, 16)
 
     def id(self, number: int) -> str:
         return self._index.id(number)

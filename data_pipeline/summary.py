@@ -105,4 +105,7 @@ def dedup_line(stats: dict[str, Any]) -> str:
     """The chance that a pair at the threshold is looked at, and the work done."""
     caught = stats.get("catch_probability_at_threshold")
     chance = f"; a pair at the threshold is looked at with probability {caught:.3f}" if caught is not None else ""
-    return f"dedup: {stats['exact']:,} exact and {stats.get('near', 0):,} near duplicates of {stats['documents']:,} documents{chance}"
+    field = f"{stats['field']:,} by field, " if "field" in stats else ""
+    return (
+        f"dedup: {field}{stats['exact']:,} exact and {stats.get('near', 0):,} near duplicates of {stats['documents']:,} documents{chance}"
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from typing import Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from data_pipeline.schema import Section
 
@@ -35,7 +37,14 @@ class MinHashConfig(Section):
 
 
 class DedupConfig(Section):
-    """`exact` removes documents with the same bytes; `minhash`, unless null, then those that are nearly the same."""
+    """`field`, if given, removes documents with the same value there; `exact` those with the same bytes; `minhash`, unless null,
+    then those that are nearly the same."""
 
+    field: str | None = Field(None, min_length=1)  # of a record, such as url; documents without it are not compared by it
     exact: bool = True  # documents with the same bytes
     minhash: MinHashConfig | None = Field(default_factory=MinHashConfig)
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a key that came later, unless it is given: a dataset that was built before there was one keeps its own key."""
+        return {key: value for key, value in handler(self).items() if key != "field" or value is not None}

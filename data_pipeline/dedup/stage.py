@@ -11,13 +11,14 @@ import numpy as np
 
 from data_pipeline.blockfile import BlockFile, write_blockfile
 from data_pipeline.dedup.config import DedupConfig
+from data_pipeline.dedup.exact import first_of_equals
 from data_pipeline.dedup.run import DocRecord, find_duplicates
 from data_pipeline.pool import Report
 from data_pipeline.progress import Progress
 from data_pipeline.step import Ledger
 from data_pipeline.store import DocumentStore
 
-REASONS = ("exact", "near")
+REASONS = ("exact", "near", "field")
 REMOVAL = np.dtype([("removed", "<i8"), ("kept", "<i8"), ("jaccard", "<f8"), ("reason", "u1")])
 
 
@@ -46,21 +47,51 @@ def deduplicate(
 
 
 def _find(store: DocumentStore, config: DedupConfig, *, priorities: Sequence[str], path: Path, workers: int, progress: Progress) -> None:
+    same_field = same_fields(store, priorities) if config.field is not None else np.zeros(0, dtype=REMOVAL)
+    gone = set(same_field["removed"].tolist())
     with progress.stage("deduplicate", store.text_bytes) as advance:
-        found = find_duplicates(_records(store, priorities, advance), config, fetch=store.fetch, workers=workers)
+        found = find_duplicates(_records(store, priorities, advance, without=gone), config, fetch=store.fetch, workers=workers)
     table = np.zeros(len(found.removed), dtype=REMOVAL)
     for place, (id, removal) in enumerate(found.removed.items()):
         table[place] = (store.number_of(id), store.number_of(removal.kept_id), removal.jaccard, REASONS.index(removal.reason))
+    table = np.concatenate([table, same_field])
     with write_blockfile(path, kind="duplicates") as out:
         out.add("removals", table[np.argsort(table["removed"])])
-        out.meta.update(found.stats)
+        out.meta.update(found.stats | ({"field": len(same_field)} if config.field is not None else {}))
 
 
-def _records(store: DocumentStore, priorities: Sequence[str], advance: Report) -> Iterator[DocRecord]:
+def same_fields(store: DocumentStore, priorities: Sequence[str]) -> np.ndarray:
+    """A REMOVAL (its jaccard NaN: the texts aren't compared) for each document whose field has the value of a better one's. In
+    the keepers' order: best source, longest, lowest content key, lowest id."""
+    if not store.num_documents:
+        return np.zeros(0, dtype=REMOVAL)
+    fields = np.concatenate([part.field_keys() for part in store.parts])
+    numbers = np.flatnonzero(fields.any(axis=1))
+    priority = np.repeat(
+        [priorities.index(store.source(number)) for number in range(len(store.parts))], [part.num_documents for part in store.parts]
+    )
+    ids = np.concatenate([part.ids() for part in store.parts])
+
+    def halves(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        wide = np.ascontiguousarray(keys[numbers]).view(">u8")
+        return wide[:, 1], wide[:, 0]
+
+    order = np.lexsort((*halves(ids), *halves(store.keys()), -store.lengths()[numbers], priority[numbers]))
+    ordered = np.ascontiguousarray(fields[numbers][order]).view(">u8").astype(np.uint64)
+    first = first_of_equals(ordered)
+    later = np.flatnonzero(first != np.arange(len(first)))
+    table = np.zeros(len(later), dtype=REMOVAL)
+    table["removed"], table["kept"] = numbers[order[later]], numbers[order[first[later]]]
+    table["jaccard"], table["reason"] = np.nan, REASONS.index("field")
+    return table
+
+
+def _records(store: DocumentStore, priorities: Sequence[str], advance: Report, *, without: set[int]) -> Iterator[DocRecord]:
     for number, part in enumerate(store.parts):
         priority = priorities.index(store.source(number))
         for inside in range(part.num_documents):
-            yield DocRecord(part.id(inside), part.text(inside), priority)
+            if store.first(number) + inside not in without:
+                yield DocRecord(part.id(inside), part.text(inside), priority)
             advance(int(part.offsets[inside + 1] - part.offsets[inside]))
 
 
@@ -82,7 +113,12 @@ def count(store: DocumentStore, duplicates: Duplicates, ledger: Ledger) -> None:
 def listed(store: DocumentStore, duplicates: Duplicates) -> Iterator[dict[str, Any]]:
     """Every removed document with the one that stays in its place, for people to read."""
     for removed, kept, jaccard, reason in duplicates.removals.tolist():
-        yield {"removed": _named(store, removed), "kept": _named(store, kept), "reason": REASONS[reason], "jaccard": round(jaccard, 6)}
+        yield {
+            "removed": _named(store, removed),
+            "kept": _named(store, kept),
+            "reason": REASONS[reason],
+            "jaccard": None if np.isnan(jaccard) else round(jaccard, 6),
+        }
 
 
 def _named(store: DocumentStore, number: int) -> dict[str, Any]:

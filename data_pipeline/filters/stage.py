@@ -77,7 +77,7 @@ class Filters(Step):
 
     def _look(self, document: Document) -> tuple[str | None, str]:
         """(why it goes or None, the text that stays)."""
-        if self.url is not None and (reason := url(document.meta.get(self.url.field), self.url)) is not None:
+        if self.url is not None and (reason := url(document.meta.get("fields", {}).get(self.url.field), self.url)) is not None:
             return f"url_{reason}", document.text
         text = Segments(document.text)
         for each, config in self.filters:

@@ -89,7 +89,7 @@ def run_ours(mode: str, source: str, target: str) -> None:
     documents = (item for item in read_file(source, source="bench", fields=("id",)) if isinstance(item, Document))
     with atomic_write(target) as file:
         for document in Pii(config.pii).run(Filters(config).run(documents)):
-            file.write(json.dumps({"id": document.meta["id"], "text": document.text}).encode() + b"\n")
+            file.write(json.dumps({"id": document.meta["fields"]["id"], "text": document.text}).encode() + b"\n")
     print(json.dumps({"filter": time.perf_counter() - began}))
 
 

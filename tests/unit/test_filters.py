@@ -56,9 +56,9 @@ ALL = FiltersConfig(
 )
 
 
-def outcome(text: str, config: FiltersConfig = ALL, **meta: Any) -> str:
+def outcome(text: str, config: FiltersConfig = ALL) -> str:
     """The reason, or "" where the document stays."""
-    result = Filters(config).apply(Document("0" * 32, text, "s", meta))
+    result = Filters(config).apply(Document("0" * 32, text, "s"))
     return result.reason if isinstance(result, Drop) else ""
 
 
@@ -310,7 +310,7 @@ def test_every_drop_is_counted_and_written_out_with_its_reason(tmp_path: Path) -
         (2, "url_host", records[1]["text"]),
         (3, "quality_few_words", "short"),
     ]
-    assert dropped[0]["url"] == "https://bad.example/x" and dropped[0]["source"] == "web"
+    assert dropped[0]["fields"] == {"url": "https://bad.example/x"} and dropped[0]["source"] == "web"
 
 
 def test_the_result_does_not_depend_on_the_workers_and_another_threshold_is_another_dataset(tmp_path: Path) -> None:
@@ -367,3 +367,18 @@ def test_classes_of_characters_are_unicodes() -> None:
         wanted = SPACE if character.isspace() else LETTER if category[0] == "L" else DIGIT if category == "Nd" else None
         assert wanted is None or table[point] == wanted, hex(point)
         assert wanted is not None or table[point] in (0, SYMBOL), hex(point)
+
+
+def test_a_dataset_from_before_there_were_filters_is_still_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and bytes, as the version before filters made them."""
+    monkeypatch.chdir(tmp_path)
+    Path("raw.jsonl").write_bytes(jsonl([GOOD, "short", GOOD]))
+    tree = {
+        "output": "out",
+        "sources": [{"name": "web", "files": "raw.jsonl"}],
+        "tokenizer": {"type": "bytes"},
+        "validation": {"fraction": 0.0},
+    }
+    dataset = build(validate(DataConfig, tree), quiet=True)
+    assert dataset.manifest.config["build_key"] == "731fd0564102cdce17a5e5984f24e6a5"
+    assert digests(tmp_path / "out")["manifest.json"] == "556929e7c38ccc6c4078052aca6e85497257adee3a1bfbd6dae53bdc1274c470"
