@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.filters.config import FiltersConfig
@@ -32,16 +32,23 @@ class SourceConfig(Section):
     split: str = "train"  # which of its splits
     streaming: bool = True  # read as it comes; false downloads it first
     text_field: str = "text"  # of a record
+    invalid_utf8: Literal["drop", "replace"] = "drop"  # a record with bad bytes: count it and leave it out, or write U+FFFD for each
 
     @model_validator(mode="after")
     def _one_of(self) -> SourceConfig:
         if (self.files is None) == (self.dataset is None):
             raise ValueError("exactly one of files and dataset | files: 'raw/*.jsonl' for files, dataset: owner/name for Hugging Face")
-        foreign = {"dataset_config", "split", "streaming"} if self.dataset is None else {"format", "txt_documents"}
+        foreign = {"dataset_config", "split", "streaming"} if self.dataset is None else {"format", "txt_documents", "invalid_utf8"}
         if given := foreign & self.model_fields_set:
             kind = "a source of files" if self.dataset is None else "a Hugging Face dataset"
             raise ValueError(f"no {', '.join(sorted(given))} for {kind} | remove it")
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without keys that came later, unless they are set: what was read before there were any keeps its key."""
+        later = {"invalid_utf8": "drop"}
+        return {key: value for key, value in handler(self).items() if key not in later or value != later[key]}
 
 
 class TokenizerConfig(Section):

@@ -155,6 +155,7 @@ def _documents(job: ReadJob, ledger: Ledger, report: Report) -> Iterator[Documen
             txt_documents=source.txt_documents,
             notes=notes,
             fields=job.fields,
+            invalid_utf8=source.invalid_utf8,
         )
         left = file.num_bytes
         for document in count_read(items, ledger, source=source.name, strict=job.strict, notes=notes):

@@ -22,6 +22,7 @@ from data_pipeline.step import Ledger
 from data_pipeline.storage import DamagedStream, open_bytes
 
 TxtDocuments = Literal["file", "paragraph", "line"]
+InvalidUtf8 = Literal["drop", "replace"]
 BLANK_KINDS = ("blank_line", "empty")  # nothing to lose: counted as dropped, never an error
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -42,6 +43,10 @@ class ReadOptions:
     txt_documents: TxtDocuments = "file"
     notes: Counter[str] = field(default_factory=Counter)
     fields: Sequence[str] = ()
+    invalid_utf8: InvalidUtf8 = "drop"
+
+    def decode(self, data: bytes, where: str) -> Text:
+        return decode(data, where, replace=self.invalid_utf8 == "replace", notes=self.notes)
 
 
 Records = Iterator[tuple[int, Text | Fielded]]  # record number from 1, and the text or why there is none
@@ -57,16 +62,18 @@ def read_file(
     txt_documents: TxtDocuments = "file",
     notes: Counter[str] | None = None,
     fields: Sequence[str] = (),
+    invalid_utf8: InvalidUtf8 = "drop",
 ) -> Iterator[Document | Rejected]:
     """Documents of one file, in order, with the records that are none.
 
     `name` is the file's name relative to its root (default: its last part); ids are made of it. `format` is a key of
-    FORMATS, or auto: by the file's name. `notes` counts repairs: bom_stripped, surrogates_replaced. `fields` of a record go
+    FORMATS, or auto: by the file's name. `notes` counts repairs: bom_stripped, surrogates_replaced, and with
+    `invalid_utf8` "replace" invalid_utf8_replaced. `fields` of a record go
     into the document's meta, under `fields`, None where it hasn't got them.
     Raises DataError when the format can't be told or a parquet file has no such column.
     """
     name = Path(path).name if name is None else name
-    options = ReadOptions(text_field, txt_documents, Counter() if notes is None else notes, fields)
+    options = ReadOptions(text_field, txt_documents, Counter() if notes is None else notes, fields, invalid_utf8)
     format = format_of(path) if format == "auto" else format
     if format not in FORMATS:
         raise DataError(f"{path}: no reader for format {format!r}; there are auto, {', '.join(FORMATS)}")
@@ -157,11 +164,11 @@ def _read_txt(path: str, options: ReadOptions) -> Records:
     """The file is one document, or each of its paragraphs (between blank lines) or lines is. A damaged file that is one
     document is rejected whole, since half a document is none; of others the last, cut one is."""
     if options.txt_documents == "paragraph":
-        yield from _paragraphs(path, options.notes)
+        yield from _paragraphs(path, options)
         return
     if options.txt_documents == "line":
         for number, line in lines(path, options.notes):
-            yield number, line if isinstance(line, Rejected) else decode(line.removesuffix(b"\r"), f"{path}:{number}")
+            yield number, line if isinstance(line, Rejected) else options.decode(line.removesuffix(b"\r"), f"{path}:{number}")
         return
     held = Held()
     try:
@@ -172,14 +179,14 @@ def _read_txt(path: str, options: ReadOptions) -> Records:
         yield 1, Rejected(damage.kind, f"{path}:1", held.num_bytes)
         return
     data = held.take(path, 1)
-    yield 1, data if isinstance(data, Rejected) else decode(without_bom(data, options.notes), f"{path}:1")
+    yield 1, data if isinstance(data, Rejected) else options.decode(without_bom(data, options.notes), f"{path}:1")
 
 
-def _paragraphs(path: str, notes: Counter[str]) -> Records:
+def _paragraphs(path: str, options: ReadOptions) -> Records:
     """Numbered by their first line. Joined by b"\n", so that a paragraph is the same with either kind of line end."""
     first, held = 0, Held()  # first: 0 between paragraphs
     ended: tuple[int, bytes | Rejected] = (0, b"")  # a blank line after the last
-    for number, line in itertools.chain(lines(path, notes), [ended]):
+    for number, line in itertools.chain(lines(path, options.notes), [ended]):
         if isinstance(line, Rejected) and line.kind != "too_long":
             yield first or number, Rejected(line.kind, line.where, line.bytes + held.num_bytes)
             return
@@ -194,7 +201,7 @@ def _paragraphs(path: str, notes: Counter[str]) -> Records:
                 held.add(line.removesuffix(b"\r"))
         elif first:
             paragraph = held.take(path, first)
-            yield first, paragraph if isinstance(paragraph, Rejected) else decode(paragraph, f"{path}:{first}")
+            yield first, paragraph if isinstance(paragraph, Rejected) else options.decode(paragraph, f"{path}:{first}")
             first = 0
 
 
@@ -206,7 +213,7 @@ def _read_jsonl(path: str, options: ReadOptions) -> Records:
 def _json_text(line: bytes, where: str, options: ReadOptions) -> Text | Fielded:
     if not line.strip():
         return Rejected("blank_line", where, len(line))
-    decoded = decode(line, where)
+    decoded = options.decode(line, where)
     if isinstance(decoded, Rejected):
         return decoded
     try:
@@ -241,7 +248,7 @@ def _read_parquet(path: str, options: ReadOptions) -> Records:
                 for row, value in enumerate(_raw_strings(batch.column(options.text_field))):
                     number += 1
                     where = f"{path}:{number}"
-                    text = decode(value, where) if isinstance(value, bytes) else Rejected("text_not_string", where, 0)
+                    text = options.decode(value, where) if isinstance(value, bytes) else Rejected("text_not_string", where, 0)
                     if options.fields and isinstance(text, str):
                         yield number, Fielded(text, {name: beside[name][row] if name in beside else None for name in options.fields})
                     else:

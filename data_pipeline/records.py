@@ -95,11 +95,15 @@ def without_bom(data: bytes, notes: Counter[str]) -> bytes:
     return data[len(codecs.BOM_UTF8) :]
 
 
-def decode(data: bytes, where: str) -> Text:
+def decode(data: bytes, where: str, *, replace: bool, notes: Counter[str]) -> Text:
+    """`replace`: U+FFFD for what is no UTF-8 (Unicode Standard, 3.9: one for each maximal part of a character), and a note."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        return Rejected("invalid_utf8", where, len(data))
+        if not replace:
+            return Rejected("invalid_utf8", where, len(data))
+        notes["invalid_utf8_replaced"] += 1
+        return data.decode("utf-8", "replace")
 
 
 def seekable(path: str) -> IO[bytes]:

@@ -109,6 +109,22 @@ CASES = [
     Case("gzip with a wrong checksum", "a.jsonl.gz", gzip.compress(record(BEFORE))[:-8] + b"\1" * 8 + b"tail", [BEFORE], {"corrupt": 1}),
     Case("zstd under another name", "a.jsonl", zstandard.compress(record(BEFORE) + record(AFTER)), [BEFORE, AFTER]),
     Case(
+        "bad UTF-8, replaced",
+        "a.jsonl",
+        between(b'{"text": "a \xff b \xe2\x82 c"}'),
+        [BEFORE, "a \ufffd b \ufffd c", AFTER],
+        {"invalid_utf8_replaced": 1},
+        {"invalid_utf8": "replace"},
+    ),
+    Case(
+        "text file with a bad byte, replaced",
+        "a.txt",
+        b"one\n\xff\ntwo",
+        ["one\n\ufffd\ntwo"],
+        {"invalid_utf8_replaced": 1},
+        {"invalid_utf8": "replace"},
+    ),
+    Case(
         "line file with bad bytes",
         "a.txt",
         f"{BEFORE}\n".encode() + b"bad \xff\n" + AFTER.encode(),
