@@ -52,20 +52,22 @@ class SourceConfig(Section):
 
 
 class TokenizerConfig(Section):
-    """bpe: trained on this text. bytes: every byte a token. pretrained: a tokenizer.json, or the folder that holds one."""
+    """bpe, unigram: trained on this text. bytes: every byte a token. pretrained: a tokenizer.json, or the folder that holds one."""
 
-    type: Literal["bpe", "bytes", "pretrained"] = "bpe"  # trained here, plain bytes, or somebody else's
-    vocab_size: int = Field(4096, ge=257)  # bpe: with the 256 bytes and the end of document
-    pretokenizer: Literal["gpt2", "llama3"] = "gpt2"  # how text is cut before merges
-    max_train_bytes: int = Field(1 << 31, ge=1)  # bpe: a larger corpus is sampled, by hash, down to about this
+    type: Literal["bpe", "unigram", "bytes", "pretrained"] = "bpe"  # trained here, plain bytes, or somebody else's
+    vocab_size: int = Field(4096, ge=257)  # bpe, unigram: with the 256 bytes and the special tokens
+    pretokenizer: Literal["gpt2", "llama3"] = "gpt2"  # bpe, unigram: how text is cut into words
+    max_train_bytes: int = Field(1 << 31, ge=1)  # bpe, unigram: a larger corpus is sampled, by hash, down to about this
+    special_tokens: dict[str, int] | None = None  # bpe, unigram: ids of special tokens; null: the end of document, at 0
     name_or_path: str | None = None  # pretrained: a tokenizer.json, or the folder that holds it
-    eod_token: str | None = None  # pretrained: what ends a document, where its files don't say
-    bos_token: str | None = None  # pretrained: what begins a document
+    eod_token: str | None = None  # what ends a document: pretrained, where its files don't say; or one of special_tokens
+    bos_token: str | None = None  # what begins a document, likewise
 
     @model_validator(mode="after")
     def _keys_of_the_type(self) -> TokenizerConfig:
         keys = {
-            "bpe": {"vocab_size", "pretokenizer", "max_train_bytes"},
+            "bpe": {"vocab_size", "pretokenizer", "max_train_bytes", "special_tokens", "eod_token", "bos_token"},
+            "unigram": {"vocab_size", "pretokenizer", "max_train_bytes", "special_tokens", "eod_token", "bos_token"},
             "bytes": set(),
             "pretrained": {"name_or_path", "eod_token", "bos_token"},
         }[self.type]
@@ -74,6 +76,26 @@ class TokenizerConfig(Section):
         if self.type == "pretrained" and not self.name_or_path:
             raise ValueError("name_or_path for a pretrained tokenizer | the path of a tokenizer.json or of the folder that holds it")
         return self
+
+    @model_validator(mode="after")
+    def _special(self) -> TokenizerConfig:
+        if self.type not in ("bpe", "unigram"):
+            return self
+        stated = self.special_tokens or {}
+        ids = list(stated.values())
+        if len(set(ids)) < len(ids) or any(not 0 <= id < self.vocab_size for id in ids) or "" in stated or len(ids) > self.vocab_size - 257:
+            raise ValueError(
+                f"special_tokens with an id of its own each, from 0 to {self.vocab_size - 1}, leaving 256 for bytes | {stated}"
+            )
+        for key, token in (("eod_token", self.eod_token), ("bos_token", self.bos_token)):
+            if token is not None and token not in stated:
+                raise ValueError(f"{key} among special_tokens | give its id there: special_tokens: {{{token!r}: 0}}")
+        return self
+
+    def content(self) -> dict[str, Any]:
+        """What it is a function of; keys that came later are left out where nothing is asked of them."""
+        content = self.model_dump(mode="json")
+        return {key: value for key, value in content.items() if value is not None or key != "special_tokens"}
 
 
 class ValidationConfig(Section):
@@ -131,6 +153,7 @@ class DataConfig(Section):
     def content(self) -> dict[str, Any]:
         """The part that decides what is built: not where, nor with how many workers, nor which plans are added."""
         content = self.model_dump(mode="json", exclude={"output", "workers", "packing"})
+        content["tokenizer"] = self.tokenizer.content()
         # Sections that came later stand in no older config, so that a dataset without them keeps its key and its bytes.
         return {key: value for key, value in content.items() if value is not None or key not in LATER_SECTIONS}
 

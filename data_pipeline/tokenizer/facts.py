@@ -27,10 +27,12 @@ class TokenizerFacts:
     eod_token: str
     bos_token: str | None
     token_bytes: np.ndarray  # uint16[vocabulary]: UTF-8 bytes that each id stands for, 0 for special ones
+    trained_on: dict[str, Any] | None = None  # the sample of a larger corpus
 
     def to_manifest(self) -> dict[str, Any]:
         digest = hashlib.sha256(self.token_bytes.tobytes()).hexdigest()
-        return {"type": self.type, "eod_token": self.eod_token, "bos_token": self.bos_token, "token_bytes_hash": digest}
+        facts = {"type": self.type, "eod_token": self.eod_token, "bos_token": self.bos_token, "token_bytes_hash": digest}
+        return facts if self.trained_on is None else {**facts, "trained_on": self.trained_on}
 
     def config_json(self) -> str:
         """`tokenizer_config.json`, which lets `transformers.AutoTokenizer` load the folder."""
@@ -45,7 +47,13 @@ class TokenizerFacts:
 
 
 def facts_of(
-    json_text: str, *, type: str, eod_token: str | None = None, bos_token: str | None = None, where: str = "tokenizer.json"
+    json_text: str,
+    *,
+    type: str,
+    eod_token: str | None = None,
+    bos_token: str | None = None,
+    where: str = "tokenizer.json",
+    trained_on: dict[str, Any] | None = None,
 ) -> TokenizerFacts:
     """Read a tokenizer's facts. Raises DataError if it isn't one or has no id to end documents with."""
     try:
@@ -69,6 +77,7 @@ def facts_of(
         eod_token=eod_token,
         bos_token=None if bos_id is None else bos_token,
         token_bytes=_token_bytes(tree, vocabulary, added, size=size, never={ids[eod_token], *([bos_id] if bos_id is not None else [])}),
+        trained_on=trained_on,
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from data_pipeline.storage import atomic_write
 from data_pipeline.store import DocumentStore
 from data_pipeline.tokenizer.byte_level import EOD_TOKEN, bytes_tokenizer_json
 from data_pipeline.tokenizer.facts import TokenizerFacts, facts_of, prepared, read_pretrained
-from data_pipeline.tokenizer.train import train_bpe
+from data_pipeline.tokenizer.train import train_bpe, train_unigram
 
 
 def make_tokenizer(
@@ -32,12 +34,18 @@ def make_tokenizer(
         _write(path, text)
         eod, bos = config.eod_token or named.get("eos_token"), config.bos_token or named.get("bos_token")
         return facts_of(text, type=config.type, eod_token=eod, bos_token=bos, where=config.name_or_path)
-    elif path.exists():
-        text = path.read_text(encoding="utf-8")
     else:
         sample = training_sample(store, train, max_bytes=config.max_train_bytes, seed=seed)
-        with progress.stage("train BPE", int(store.lengths()[sample].sum())) as advance, _threads(workers):
-            text = train_bpe(_texts(store, sample, advance), config)
+        if path.exists():
+            text = path.read_text(encoding="utf-8")
+        else:
+            name, trained = ("BPE", train_bpe) if config.type == "bpe" else ("unigram", train_unigram)
+            with progress.stage(f"train {name}", int(store.lengths()[sample].sum())) as advance, _threads(workers):
+                text = trained(_texts(store, sample, advance), config)
+        about = _about(store, sample) if sample.size < int(train.sum()) else None
+        _write(path, text)
+        end = config.eod_token or EOD_TOKEN
+        return facts_of(text, type=config.type, eod_token=end, bos_token=config.bos_token, trained_on=about)
     _write(path, text)
     return facts_of(text, type=config.type, eod_token=EOD_TOKEN)
 
@@ -50,6 +58,13 @@ def training_sample(store: DocumentStore, train: np.ndarray, *, max_bytes: int, 
     if total <= max_bytes:
         return numbers
     return numbers[hash_fractions(store.keys()[numbers], salt=f"tokenizer {seed}") < max_bytes / total]
+
+
+def _about(store: DocumentStore, sample: np.ndarray) -> dict[str, Any]:
+    """The sample, so that another can be told from it: the sha256 is over the content keys of its documents, sorted."""
+    keys = sorted(key.tobytes() for key in store.keys()[sample])
+    digest = hashlib.sha256(b"".join(keys)).hexdigest()
+    return {"documents": int(sample.size), "bytes": int(store.lengths()[sample].sum()), "sha256": digest}
 
 
 def _texts(store: DocumentStore, numbers: np.ndarray, advance: Report) -> Iterator[str]:

@@ -168,6 +168,18 @@ def export(
         _print_json(file)
 
 
+@app.command()
+def fertility(
+    folder: Folder,
+    tokenizer: Annotated[Optional[list[str]], typer.Option("--tokenizer", help="Others beside its own: files or folders.")] = None,  # noqa: UP045
+    max_bytes: Annotated[int, typer.Option("--max-bytes", min=1, help="About so much text of each source.")] = 10_000_000,
+) -> None:
+    """How a tokenizer fits the text: tokens a word, bytes a token, ids used, and whether every text comes back."""
+    from data_pipeline.tokenizer.fertility import report
+
+    print(report(folder, tokenizer or (), max_bytes=max_bytes))
+
+
 # ------------------------------------------------------------------------------------------------- reading
 
 

@@ -22,7 +22,7 @@ from data_pipeline.tokenizer.byte_level import EOD_TOKEN, byte_alphabet, bytes_t
 from data_pipeline.tokenizer.encode import Encoder
 from data_pipeline.tokenizer.facts import facts_of, prepared, read_pretrained
 from data_pipeline.tokenizer.pieces import MAX_RUN, pieces, training_pieces
-from data_pipeline.tokenizer.train import train_bpe
+from data_pipeline.tokenizer.train import train_bpe, train_unigram
 from tests.data_fixtures import tiny_texts
 from tests.paths import ROOT
 
@@ -47,10 +47,12 @@ HARD = [
 ]
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama3", "bytes"])
+@pytest.fixture(scope="module", params=["gpt2", "llama3", "unigram", "bytes"])
 def encoder(request: pytest.FixtureRequest) -> Encoder:
     if request.param == "bytes":
         return Encoder(bytes_tokenizer_json(), is_bytes=True)
+    if request.param == "unigram":
+        return Encoder(train_unigram(iter(TEXTS), TokenizerConfig(type="unigram", vocab_size=600, pretokenizer="llama3")))
     return Encoder(trained(request.param))
 
 
