@@ -24,6 +24,7 @@ from data_pipeline.config import DataConfig, PackingConfig
 from data_pipeline.dataset import Dataset
 from data_pipeline.dedup.stage import Duplicates, count, deduplicate, listed
 from data_pipeline.errors import ConfigError, DataError, Fault, RunInUseError
+from data_pipeline.fim import fim_of
 from data_pipeline.ingest import dropped_path, ingest
 from data_pipeline.inputs import ReadTask, describe_inputs, find_inputs
 from data_pipeline.manifest import Manifest, ShardEntry, SourceEntry, source_hash, write_manifest
@@ -136,6 +137,8 @@ def _stages(config: DataConfig, tasks: list[ReadTask], key: str, workers: Worker
         tokenizer_path=tokenizer_path,
         tokenizer_type=facts.type,
         folder=work / "shards",
+        fim=fim_of(config.fim, tokenizer_json=facts.json_text, seed=config.seed),
+        fim_sources=config.fim.sources if config.fim is not None else None,
     )
     with progress.stage("encode", sum(job.text_bytes for job in jobs)) as advance:
         entries = workers.run(make_shard, jobs, advance=advance)

@@ -10,11 +10,12 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.filters.config import FiltersConfig
+from data_pipeline.fim import FimConfig
 from data_pipeline.normalise import NormaliseConfig
 from data_pipeline.schema import Section, compose, validate
 
 Method = Literal["best_fit", "concat"]
-LATER_SECTIONS = {"filters"}
+LATER_SECTIONS = {"filters", "fim"}
 
 
 class SourceConfig(Section):
@@ -121,6 +122,7 @@ class DataConfig(Section):
     filters: FiltersConfig | None = None
     dedup: DedupConfig | None = Field(default_factory=DedupConfig)
     tokenizer: TokenizerConfig = TokenizerConfig()
+    fim: FimConfig | None = None
     validation: ValidationConfig = ValidationConfig()
     packing: list[PackingConfig] = []
     strict: bool = False  # true: the first record that can't be read stops the build
@@ -140,6 +142,13 @@ class DataConfig(Section):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"a name of its own for each source | {', '.join(twice)} is given twice")
         return value
+
+    @model_validator(mode="after")
+    def _fim_sources(self) -> DataConfig:
+        names = [source.name for source in self.sources]
+        if self.fim is not None and (unknown := set(self.fim.sources or ()) - set(names)):
+            raise ValueError(f"fim.sources that are names of sources, {', '.join(names)} | {', '.join(sorted(unknown))} is none")
+        return self
 
     @property
     def folder(self) -> Path:

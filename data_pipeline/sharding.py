@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.cache_key import cache_key
+from data_pipeline.fim import Fim
 from data_pipeline.manifest import SPLITS, ShardEntry
 from data_pipeline.pool import Report
 from data_pipeline.shards import Encoded, Vocabulary, write_shard
@@ -39,6 +40,7 @@ class ShardJob:
     is_bytes: bool
     can_cut: bool
     path: Path
+    fim: Fim | None = None
 
     @property
     def done_path(self) -> Path:
@@ -56,6 +58,8 @@ def plan_shards(
     tokenizer_path: Path,
     tokenizer_type: str,
     folder: Path,
+    fim: Fim | None = None,
+    fim_sources: Sequence[str] | None = None,
 ) -> list[ShardJob]:
     """Jobs for every source and split, in order; the cuts depend on the documents alone."""
     lengths = store.lengths()
@@ -66,14 +70,15 @@ def plan_shards(
             if store.source(number) == source:
                 of_source[store.first(number) : store.first(number) + part.num_documents] = True
         for split in SPLITS:
+            applied = fim if split == "train" and (fim_sources is None or source in fim_sources) else None
+            rearranged = [] if applied is None else [asdict(applied)]
             numbers = np.flatnonzero(of_source & kept & (held_out if split == "validation" else ~held_out))
             for place, chosen in enumerate(_cut(numbers, lengths[numbers])):
                 suffix = "" if split == "train" else f".{split}"
                 picks = tuple(_picks(store, chosen))
                 digests = [[Path(part).stem, hashlib.sha256(inside.tobytes()).hexdigest()] for part, inside in picks]
-                key = cache_key(
-                    "encode", vocabulary.tokenizer_hash, tokenizer_type, vocabulary.bos_id, vocabulary.eod_id, source, split, digests
-                )
+                facts = [vocabulary.tokenizer_hash, tokenizer_type, vocabulary.bos_id, vocabulary.eod_id]
+                key = cache_key("encode", *facts, source, split, digests, *rearranged)
                 jobs.append(
                     ShardJob(
                         source=source,
@@ -86,6 +91,7 @@ def plan_shards(
                         is_bytes=tokenizer_type == "bytes",
                         can_cut=tokenizer_type != "pretrained",
                         path=folder / f"{key}.bin",
+                        fim=applied,
                     )
                 )
     return jobs
@@ -120,7 +126,9 @@ def make_shard(job: ShardJob, report: Report) -> ShardEntry:
     num_tokens = num_documents = text_bytes = 0
     with write_shard(job.path, source=job.source, split=job.split, vocabulary=job.vocabulary) as shard:
         for part, batch in _batches(job.picks):
-            encoded = encoder.encode_batch([part.text(number) for number in batch])
+            texts = [part.text(number) for number in batch]
+            ids = [part.id(number) for number in batch]
+            encoded = encoder.encode_batch(texts) if job.fim is None else job.fim.encode_batch(encoder, texts, ids)
             for number, tokens in zip(batch, encoded):
                 file, record = part.origin(number)
                 length = int(part.offsets[number + 1] - part.offsets[number])

@@ -1,0 +1,104 @@
+"""If this fails, fill in the middle loses text, depends on workers or shards, or touches documents that it shouldn't."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_pipeline.build import build
+from data_pipeline.config import DataConfig
+from data_pipeline.errors import ConfigError
+from data_pipeline.fim import Fim, FimConfig, fim_of, text_order
+from data_pipeline.notebook import OpenDataset, open_dataset
+from data_pipeline.schema import validate
+from data_pipeline.tokenizer.byte_level import bytes_tokenizer_json
+from data_pipeline.tokenizer.encode import Encoder
+from data_pipeline.verify import verify_dataset
+from tests.data_fixtures import tiny_texts
+
+SPECIALS = {"<|endoftext|>": 0, "<|fim_prefix|>": 1, "<|fim_suffix|>": 2, "<|fim_middle|>": 3}
+TEXTS = [*tiny_texts(200, seed=8, max_words=30), "", "x", "漢字 Grüße"]
+
+
+def built(folder: Path, *, workers: int = 1, files: int = 1, **more: Any) -> OpenDataset:
+    (folder / "raw").mkdir(parents=True)
+    for number in range(files):
+        (folder / "raw" / f"{number}.txt").write_text("\n\n".join(TEXTS), encoding="utf-8")
+    tree = {
+        "output": str(folder / "d"),
+        "sources": [{"name": f"web{n}", "files": str(folder / f"raw/{n}.txt"), "txt_documents": "paragraph"} for n in range(files)],
+        "tokenizer": {"type": "bpe", "vocab_size": 320, "special_tokens": SPECIALS},
+        "validation": {"fraction": 0.1},
+        "dedup": None,
+        "workers": workers,
+        **more,
+    }
+    return open_dataset(build(validate(DataConfig, tree), quiet=True).path)
+
+
+def test_every_character_is_there_once_in_either_order() -> None:
+    encoder = Encoder(bytes_tokenizer_json(), is_bytes=True)
+    modes = set()
+    for spm_rate in (0.0, 0.5, 1.0):
+        fim = Fim(rate=0.7, spm_rate=spm_rate, seed=3, prefix_id=300, suffix_id=301, middle_id=302)
+        ids = [f"{number:032x}" for number in range(len(TEXTS))]
+        for text, id, tokens in zip(TEXTS, ids, fim.encode_batch(encoder, TEXTS, ids)):
+            order = text_order(tokens, fim)
+            cut = fim.cut(id, len(text))
+            if cut is None:
+                assert order is None and bytes(tokens.tolist()).decode() == text
+                modes.add("plain")
+                continue
+            first, last, suffix_first = cut
+            parts = {"pre": text[:first], "mid": text[first:last], "suf": text[last:]}
+            spelled = [300, 301, *parts["suf"].encode(), 302, *parts["pre"].encode(), *parts["mid"].encode()]
+            if not suffix_first:
+                spelled = [300, *parts["pre"].encode(), 301, *parts["suf"].encode(), 302, *parts["mid"].encode()]
+            assert order is not None and bytes(tokens[order].tolist()).decode() == text
+            if first or suffix_first:
+                assert tokens.tolist() == spelled
+            modes.add("spm" if suffix_first else "psm")
+    assert modes == {"plain", "spm", "psm"}
+
+
+def test_rates_are_kept_and_cuts_are_spread() -> None:
+    fim = Fim(rate=0.3, spm_rate=0.25, seed=1, prefix_id=1, suffix_id=2, middle_id=3)
+    cuts = [fim.cut(f"{number:032x}", 1000) for number in range(20_000)]
+    some = [cut for cut in cuts if cut is not None]
+    assert abs(len(some) / len(cuts) - 0.3) < 0.02 and abs(np.mean([cut[2] for cut in some]) - 0.25) < 0.03
+    assert abs(np.mean([cut[1] - cut[0] for cut in some]) - 1000 / 3) < 15  # of two uniform places
+    other = Fim(rate=0.3, spm_rate=0.25, seed=2, prefix_id=1, suffix_id=2, middle_id=3)
+    assert [other.cut(f"{number:032x}", 1000) for number in range(50)] != cuts[:50]
+
+
+def test_in_a_build_by_source_and_only_for_training(tmp_path: Path) -> None:
+    """Nothing of the held-out documents changes, nor of other sources; the same with two workers."""
+    off = built(tmp_path / "off", files=2)
+    on = built(tmp_path / "on", files=2, fim={"rate": 0.6, "sources": ["web1"]})
+    again = built(tmp_path / "again", files=2, workers=2, fim={"rate": 0.6, "sources": ["web1"]})
+    assert on.dataset.identity == again.dataset.identity != off.dataset.identity
+    verify_dataset(on.dataset.path, quiet=True)
+    fim = fim_of(FimConfig(rate=0.6), tokenizer_json=on.dataset.tokenizer_path.read_text(), seed=1234)
+    assert fim is not None
+    for one, two in zip(off.heldout, on.heldout, strict=True):
+        np.testing.assert_array_equal(one.tokens, two.tokens)
+    changed = 0
+    for one, two in zip(off.documents, on.documents, strict=True):
+        order = text_order(two.tokens[:-1], fim)
+        if order is None:
+            np.testing.assert_array_equal(one.tokens, two.tokens)
+        else:
+            assert two.source == "web1" and on.decode(two.tokens[order]) == one.text
+            changed += 1
+    assert 0.4 < changed / len(on.documents.of("web1")) < 0.8
+    assert "fim" not in off.dataset.manifest.config and on.dataset.manifest.config["fim"]["rate"] == 0.6
+
+
+def test_tokens_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"fim\.prefix_token: got '<\|fim_prefix\|>', wanted a special token.*it has <\|endoftext\|>"):
+        built(tmp_path / "a", tokenizer={"type": "bpe", "vocab_size": 300}, fim={})
+    with pytest.raises(ConfigError, match="names of sources"):
+        built(tmp_path / "b", fim={"sources": ["nowhere"]})
