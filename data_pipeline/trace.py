@@ -9,8 +9,10 @@ import numpy as np
 
 from data_pipeline.dataset import Dataset
 from data_pipeline.errors import DataError
+from data_pipeline.fim import FimConfig, fim_of, text_order
 from data_pipeline.loader import RowSource
 from data_pipeline.rows import NO_TARGET
+from data_pipeline.schema import validate
 from data_pipeline.tokenizer.encode import Encoder
 
 _AROUND_TOKENS = 24
@@ -19,7 +21,7 @@ _AROUND_TOKENS = 24
 @dataclass(frozen=True)
 class Origin:
     """Where one target of one sample came from. `first_byte`, `last_byte`: the UTF-8 bytes of the document's text that the
-    token stands for, both None for the end of the document; `before`, `token`, `after`: the text around it."""
+    token stands for, both None for special tokens; `before`, `token`, `after`: the text around it."""
 
     sample: int
     position: int
@@ -57,9 +59,10 @@ def trace(rows: RowSource, sample: int, position: int) -> Origin:
     dataset = rows.dataset(place.entry)
     encoder = Encoder.open(dataset.tokenizer_path)
     widths = dataset.token_bytes[tokens].astype(np.int64)
-    first_byte = int(widths[:inside].sum())
-    is_end = inside == tokens.size - 1
-    ahead = encoder.decode_bytes(tokens[:inside].tolist())
+    earlier = _earlier_in_text(dataset, tokens, inside)
+    first_byte = int(widths[earlier].sum())
+    is_end = inside == tokens.size - 1 or widths[inside] == 0
+    ahead = encoder.decode_bytes(tokens[earlier].tolist())
     return Origin(
         sample=sample,
         position=position,
@@ -77,6 +80,20 @@ def trace(rows: RowSource, sample: int, position: int) -> Origin:
         token=encoder.decode([int(tokens[inside])]),
         after=encoder.decode(tokens[inside + 1 : inside + 1 + _AROUND_TOKENS].tolist()),
     )
+
+
+def _earlier_in_text(dataset: Dataset, tokens: np.ndarray, inside: int) -> np.ndarray:
+    """The places of the tokens that stand before one in the document's text, which fill in the middle may have rearranged."""
+    plain = np.arange(inside)
+    asked = dataset.manifest.config.get("fim")
+    if asked is None:
+        return plain
+    json_text = dataset.tokenizer_path.read_text(encoding="utf-8")
+    fim = fim_of(validate(FimConfig, asked), tokenizer_json=json_text, seed=dataset.manifest.config["seed"])
+    order = text_order(tokens[:-1], fim) if fim is not None else None
+    if order is None:
+        return plain
+    return order[: int(np.flatnonzero(order == inside)[0])] if inside in order else order[:0]
 
 
 def find_document(dataset: Dataset, id: str) -> tuple[str, str, int]:

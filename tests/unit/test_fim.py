@@ -16,10 +16,12 @@ from data_pipeline.notebook import OpenDataset, open_dataset
 from data_pipeline.schema import validate
 from data_pipeline.tokenizer.byte_level import bytes_tokenizer_json
 from data_pipeline.tokenizer.encode import Encoder
+from data_pipeline.trace import trace
 from data_pipeline.verify import verify_dataset
 from tests.data_fixtures import tiny_texts
 
 SPECIALS = {"<|endoftext|>": 0, "<|fim_prefix|>": 1, "<|fim_suffix|>": 2, "<|fim_middle|>": 3}
+FIM = Fim(rate=1.0, spm_rate=0.5, seed=1234, prefix_id=1, suffix_id=2, middle_id=3)
 TEXTS = [*tiny_texts(200, seed=8, max_words=30), "", "x", "漢字 Grüße"]
 
 
@@ -95,6 +97,26 @@ def test_in_a_build_by_source_and_only_for_training(tmp_path: Path) -> None:
             changed += 1
     assert 0.4 < changed / len(on.documents.of("web1")) < 0.8
     assert "fim" not in off.dataset.manifest.config and on.dataset.manifest.config["fim"]["rate"] == 0.6
+
+
+def test_a_token_is_traced_to_its_place_in_the_text(tmp_path: Path) -> None:
+    """Not to its place among the rearranged tokens."""
+    data = built(tmp_path / "d", fim={"rate": 1.0})
+    texts = {document.id: data.decode(document.tokens[text_order(document.tokens[:-1], FIM)]) for document in data.documents}
+    rows = data.rows(64).source
+    checked = 0
+    for sample in range(0, len(rows), 5):
+        for position in range(0, rows[sample].num_targets, 7):
+            origin = trace(rows, sample, position)
+            if origin.token_id < 4:
+                assert origin.first_byte is None and origin.first_character is None
+                continue
+            text = texts[origin.document].encode()
+            assert origin.first_byte is not None and origin.last_byte is not None and origin.first_character is not None
+            assert text[origin.first_byte : origin.last_byte + 1].decode("utf-8", "replace") == origin.token
+            assert texts[origin.document][: origin.first_character] == text[: origin.first_byte].decode("utf-8", "ignore")
+            checked += 1
+    assert checked > 50
 
 
 def test_tokens_that_are_not_there_are_named(tmp_path: Path) -> None:
