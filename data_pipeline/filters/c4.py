@@ -11,7 +11,7 @@ from data_pipeline.filters.segments import Segments
 _TERMINAL = (".", "?", "!", '"', "'", "”", "’", "。", "？", "！")
 _POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
-_SENTENCE_END = re.compile(r"[.!?]+[\"'”’)\]]*(?=\s|$)|[。！？]")
+_SENTENCE_END = re.compile(r"(?<![.!?])[.!?]+[\"'”’)\]]*(?=\s|$)|[。！？]")
 
 
 def c4(text: Segments, config: C4Config) -> Segments | str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import unicodedata
 from collections import Counter
 from pathlib import Path
@@ -382,3 +383,20 @@ def test_a_dataset_from_before_there_were_filters_is_still_up_to_date(tmp_path: 
     dataset = build(validate(DataConfig, tree), quiet=True)
     assert dataset.manifest.config["build_key"] == "731fd0564102cdce17a5e5984f24e6a5"
     assert digests(tmp_path / "out")["manifest.json"] == "556929e7c38ccc6c4078052aca6e85497257adee3a1bfbd6dae53bdc1274c470"
+
+
+def test_a_read_that_was_killed_is_done_again_to_the_same_bytes(tmp_path: Path) -> None:
+    """Killed between its dropped documents and the file that says it is done: both are written anew, neither twice."""
+    corpus = write_corpus(tmp_path / "corpus")
+    settings = corpus_config(corpus, tmp_path / "out", filters={"gopher_quality": {}, "write_dropped": True}, dedup={"field": "url"})
+    build(settings, quiet=True)
+    wanted = digests(tmp_path / "out")
+    assert len(list((tmp_path / "out" / "dropped").glob("*.jsonl.zst"))) == 3
+    for path in [*(tmp_path / "out.work" / "documents").glob("*.json"), *(tmp_path / "out.work" / "documents").glob("*.documents")][::2]:
+        path.unlink()
+    for path in (tmp_path / "out.work" / "documents").glob("*.json"):
+        if not list(path.parent.glob(f"{path.stem}*.documents")):
+            path.unlink()
+    shutil.rmtree(tmp_path / "out")
+    build(settings, quiet=True)
+    assert digests(tmp_path / "out") == wanted

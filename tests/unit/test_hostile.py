@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,13 @@ from data_pipeline import records as records_module
 from data_pipeline.build import build
 from data_pipeline.document import Document
 from data_pipeline.errors import DataError
+from data_pipeline.filters.config import FiltersConfig
+from data_pipeline.filters.stage import Filters
 from data_pipeline.read import Rejected, count_read, read_file
+from data_pipeline.schema import validate
 from data_pipeline.step import Ledger
 from data_pipeline.storage import open_bytes
+from tests.benchmarks.bench_filters import MODES
 from tests.corpus_fixtures import config
 from tests.hostile_files import CASES, Case, write_case
 
@@ -121,6 +126,23 @@ def test_a_15_mb_line_goes_through_every_filter(tmp_path: Path) -> None:
     ledger.balance(chain=["read", "normalise", "filters", "pii", "encode"])
     assert {reason: count.documents for reason, count in ledger.total("filters").dropped.items()} == {"repetition_duplicate_5_grams": 1}
     assert ledger.total("encode").written.documents == 2
+
+
+@pytest.mark.parametrize(
+    "run",
+    [".", ".x", "\n", " ", "a ", "a\n", "\n \n", "#", "\u2028", "[1", "!?)", "…\n", "www.", "http:// ", "a a b ", "\t\n", "1.", "@a."],
+)
+def test_no_text_takes_the_filters_more_than_linear_time(run: str) -> None:
+    """2 MB of one run, every filter with thresholds that let it through: seconds, not hours."""
+    loose = {name: dict(section) for name, section in MODES["open+ratios"].items()}
+    loose["c4"] |= {"max_word_chars": None, "min_words_per_line": 0, "min_sentences": 10**9}
+    loose["gopher_quality"] |= {"max_mean_word_length": 1e9}
+    config = validate(FiltersConfig, loose)
+    document = Document("0" * 32, run * (2_000_000 // len(run)), "s")
+    began = time.process_time()
+    for name in MODES["open+ratios"]:
+        Filters(config.model_copy(update={other: None for other in MODES["open+ratios"] if other != name})).apply(document)
+    assert time.process_time() - began < 20
 
 
 def test_strict_stops_at_each_error_but_not_at_blank_lines(tmp_path: Path) -> None:
