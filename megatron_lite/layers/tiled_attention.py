@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,31 +104,43 @@ class _Tiled(torch.autograd.Function):
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, tiles: tuple[Tile, ...]) -> Tensor:
-    out, exact_k = _like_queries(q), k.float()
-    for tile, heads, head in _each(q, k, tiles):
-        probabilities = _probabilities(_rows(q, tile, heads).float(), exact_k[tile.row, head], tile)
-        mixed = times_transposed(probabilities.to(q.dtype), v[tile.row, head, tile.first_key : tile.stop].t())
-        out[tile.row, heads, tile.start : tile.stop] = mixed.view(-1, tile.stop - tile.start, q.shape[3])
-    return out
+    queries, exact_k, sharing = _grouped(q, k).float() * q.shape[3] ** -0.5, k.float(), q.shape[1] // k.shape[1]
+    out = torch.empty_like(queries, dtype=q.dtype)
+    for tile in tiles:
+        for head in range(k.shape[1]):
+            at, keys = (tile.row, head, slice(tile.start, tile.stop)), (tile.row, head, slice(tile.first_key, tile.stop))
+            probabilities = _probabilities(queries[at].flatten(0, 1), exact_k[keys], tile, sharing)
+            out[at] = times_transposed(probabilities.to(q.dtype), v[keys].t()).view(-1, sharing, q.shape[3])
+    return _like_queries(q).copy_(_ungrouped(out))
 
 
 def _backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, tiles: tuple[Tile, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    q_gradient = _like_queries(q)
+    scale, sharing = q.shape[3] ** -0.5, q.shape[1] // k.shape[1]
+    queries, above, exact_k, exact_v = _grouped(q, k), _grouped(gradient, k), k.float(), v.float()
+    exact_queries, exact_above = queries.float() * scale, above.float()
+    along = (exact_above * _grouped(out, k)).sum(dim=-1, keepdim=True)
+    q_gradient = torch.empty_like(queries)
     k_gradient, v_gradient = (torch.zeros(x.shape, dtype=torch.float32) for x in (k, v))
-    exact_k, exact_v, scale = k.float(), v.float(), q.shape[3] ** -0.5
-    for tile, heads, head in _each(q, k, tiles):
-        keys = slice(tile.first_key, tile.stop)
-        queries, mixed, above = (_rows(x, tile, heads) for x in (q, out, gradient))
-        probabilities = _probabilities(queries.float(), exact_k[tile.row, head], tile)
-        v_gradient[tile.row, head, keys] += times_transposed(probabilities.to(q.dtype).t(), above.t())
-        exact_above = above.float()
-        scores_gradient = times_transposed(exact_above, exact_v[tile.row, head, keys])
-        scores_gradient.sub_((exact_above * mixed).sum(dim=1, keepdim=True)).mul_(probabilities)
-        rounded = scores_gradient.to(q.dtype)
-        of_queries = times_transposed(rounded, k[tile.row, head, keys].t()).mul_(scale)
-        q_gradient[tile.row, heads, tile.start : tile.stop] = of_queries.view(-1, tile.stop - tile.start, q.shape[3])
-        k_gradient[tile.row, head, keys] += times_transposed(rounded.t(), queries.t())
+    for tile in tiles:
+        for head in range(k.shape[1]):
+            at, keys = (tile.row, head, slice(tile.start, tile.stop)), (tile.row, head, slice(tile.first_key, tile.stop))
+            probabilities = _probabilities(exact_queries[at].flatten(0, 1), exact_k[keys], tile, sharing)
+            v_gradient[keys] += times_transposed(probabilities.to(q.dtype).t(), above[at].flatten(0, 1).t())
+            scores_gradient = times_transposed(exact_above[at].flatten(0, 1), exact_v[keys])
+            scores_gradient = scores_gradient.sub_(along[at].flatten(0, 1)).mul_(probabilities).to(q.dtype)
+            q_gradient[at] = times_transposed(scores_gradient, k[keys].t()).view(-1, sharing, q.shape[3])
+            k_gradient[keys] += times_transposed(scores_gradient.t(), queries[at].flatten(0, 1).t())
+    q_gradient = torch.mul(_ungrouped(q_gradient), scale, out=_like_queries(q))
     return q_gradient, k_gradient.mul_(scale).to(k.dtype), v_gradient.to(v.dtype, copy=True)
+
+
+def _grouped(x: Tensor, k: Tensor) -> Tensor:
+    """[B, H, S, E] -> [B, K, S, H/K, E] in memory: a tile's queries of all heads that share a key head lie together."""
+    return x.unflatten(1, (k.shape[1], -1)).transpose(2, 3).contiguous()
+
+
+def _ungrouped(x: Tensor) -> Tensor:
+    return x.transpose(2, 3).flatten(1, 2)
 
 
 def _like_queries(q: Tensor) -> Tensor:
@@ -170,22 +181,9 @@ def _shapes_backward(
     return _like_queries(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _each(q: Tensor, k: Tensor, tiles: tuple[Tile, ...]) -> Iterator[tuple[Tile, slice, int]]:
-    """(tile, the query heads, their key head), the tiles of one row and head one after the other."""
-    sharing = q.shape[1] // k.shape[1]
-    for head in range(k.shape[1]):
-        for tile in tiles:
-            yield tile, slice(head * sharing, (head + 1) * sharing), head
-
-
-def _rows(x: Tensor, tile: Tile, heads: slice) -> Tensor:
-    """A tile's part of [B, H, S, E], [heads * queries, E]."""
-    return x[tile.row, heads, tile.start : tile.stop].reshape(-1, x.shape[3])
-
-
-def _probabilities(queries: Tensor, keys: Tensor, tile: Tile) -> Tensor:
-    """softmax over what each query sees, fp32 [heads * queries, keys]."""
-    scores = times_transposed(queries * queries.shape[1] ** -0.5, keys[tile.first_key : tile.stop])
-    by_head = scores.view(-1, tile.stop - tile.start, scores.shape[1])
-    by_head[:, :, tile.unseen_from - tile.first_key :].masked_fill_(tile.unseen, float("-inf"))
+def _probabilities(queries: Tensor, keys: Tensor, tile: Tile, sharing: int) -> Tensor:
+    """softmax over what each query sees, fp32 [queries * heads, keys], of queries already scaled."""
+    scores = times_transposed(queries, keys)
+    masked = scores.view(-1, sharing, scores.shape[1])[:, :, tile.unseen_from - tile.first_key :]
+    masked.masked_fill_(tile.unseen[:, None], float("-inf"))
     return scores.softmax(dim=1)
