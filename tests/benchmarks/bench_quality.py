@@ -105,7 +105,8 @@ def build_data(folder: Path, text: Path) -> float:
 def run_ours(folder: Path, options: argparse.Namespace, seed: int) -> dict[str, float]:
     """The command, then the score of what it saved."""
     run = folder / f"run-{seed}"
-    model = {**SHAPE, "max_position_embeddings": RECIPE["sequence_length"]}
+    init = {"std": 0.02, "scaled_residual": False}  # as transformers draws its weights
+    model = {**SHAPE, "max_position_embeddings": RECIPE["sequence_length"], "init": init}
     config = {
         "run": {"name": f"quality-{seed}", "dir": str(run), "seed": seed},
         "model": model,
