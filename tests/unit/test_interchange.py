@@ -100,7 +100,7 @@ def test_sentences_of_a_document_are_one_document_and_an_end_inside_makes_two(tm
 
 
 def test_damaged_megatron_files_are_refused_by_name(tmp_path: Path) -> None:
-    """B022-like widths, B025's lengths taken before the end was added, a table broken by a merge, a pointer past 2^31."""
+    """B026's lengths taken before the end was added, a table broken by a merge, a pointer past 2^31."""
 
     def fresh() -> bytearray:
         megatron_pair(tmp_path / "x", [[1, 2, EOD], [3, EOD]], [0, 1, 2])
@@ -131,7 +131,7 @@ def test_damaged_megatron_files_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_the_index_counts_beyond_31_bits_and_says_where_it_cannot() -> None:
-    """B026: pointers are bytes and pass 2^31 at 1.07 billion tokens; a single document can't."""
+    """Pointers are bytes and pass 2^31 at 1.07 billion tokens; a single document can't."""
     lengths = np.full(5, (1 << 31) - 1, dtype=np.int64)
     pointers = np.frombuffer(index_bytes(lengths, np.dtype("<i4")), "<i8", 5, 34 + 20)
     assert pointers.tolist() == [4 * n * ((1 << 31) - 1) for n in range(5)]
