@@ -16,7 +16,8 @@ _FIELD = "filters.language"
 
 def identify(text: str, *, sample_chars: int) -> tuple[str, float]:
     """(ISO 639 code, probability) of a sample of the text."""
-    code, score = _model().classify(sample(text, sample_chars))
+    lines = sample(text, sample_chars).split("\n")  # capitals are no features of a language: the model knows few words in them
+    code, score = _model().classify("\n".join(line.lower() if line.isupper() else line for line in lines))
     return str(code), float(score)
 
 

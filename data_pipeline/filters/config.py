@@ -39,7 +39,7 @@ class LanguageConfig(Section):
 
     keep: list[str] = Field(min_length=1)  # ISO 639 codes: [en, de]
     min_score: float = Field(0.65, ge=0.0, le=1.0)  # the model's probability for the language, below which a document goes
-    sample_chars: int = Field(300, ge=50)  # a longer text is judged by this much of it: its beginning, middle and end
+    sample_chars: int = Field(1000, ge=50)  # a longer text is judged by this much of it: its beginning, middle and end
 
     @field_validator("keep")
     @classmethod
