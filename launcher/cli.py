@@ -20,9 +20,9 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data", help="Raw text to a dataset folder; look at it, check it, trace it.")
 
-Words = Annotated[Optional[list[str]], typer.Argument(metavar="[CONFIG] [a.b=c ...]", show_default=False)]  # noqa: UP045 (typer reads it)
-ConfigOption = Annotated[Optional[str], typer.Option("--config", help="The run config, where it is not the first argument.")]  # noqa: UP045
-Overrides = Annotated[Optional[list[str]], typer.Argument(metavar="[a.b=c ...]", show_default=False)]  # noqa: UP045
+Words = Annotated[Optional[list[str]], typer.Argument(metavar="[CONFIG] [a.b=c ...]", show_default=False)]
+ConfigOption = Annotated[Optional[str], typer.Option("--config", help="The run config, where it is not the first argument.")]
+Overrides = Annotated[Optional[list[str]], typer.Argument(metavar="[a.b=c ...]", show_default=False)]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or one of its checkpoints.", show_default=False)]
 
 
@@ -57,11 +57,11 @@ def plan(
     world: Annotated[int, typer.Option("--world", min=0, help="Ranks of the job; 0: what `mlite train` would start here.")] = 0,
     memory: Annotated[
         Optional[str], typer.Option("--memory", help="What a rank may use, such as 80GiB; else what this machine has.")
-    ] = None,  # noqa: UP045
+    ] = None,
     rate: Annotated[
         Optional[float], typer.Option("--rate", min=1e-9, help="Tokens per second of the whole job; else the run's own.")
-    ] = None,  # noqa: UP045
-    device: Annotated[Optional[str], typer.Option("--device", help="cpu or cuda; else what this machine has.")] = None,  # noqa: UP045
+    ] = None,
+    device: Annotated[Optional[str], typer.Option("--device", help="cpu or cuda; else what this machine has.")] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
     """Before launch: memory by part, FLOPs, tokens a day, checkpoint size; refuses what can't fit and says what would."""
@@ -86,7 +86,7 @@ def evaluate(run: Run, overrides: Overrides = None) -> None:
 def generate(
     run: Run,
     overrides: Overrides = None,
-    prompt: Annotated[Optional[list[str]], typer.Option("--prompt", "-p", help="Text to go on from; may be repeated.")] = None,  # noqa: UP045
+    prompt: Annotated[Optional[list[str]], typer.Option("--prompt", "-p", help="Text to go on from; may be repeated.")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1)] = 100,
     temperature: Annotated[float, typer.Option(help="0: always the most probable token.")] = 0.8,
     top_k: Annotated[int, typer.Option("--top-k", help="0: all.")] = 0,
@@ -136,7 +136,7 @@ def status(run: Run) -> None:
 @app.command()
 def report(
     run: Run,
-    to: Annotated[Optional[Path], typer.Option("--to", help="Where to write it; default: in the run folder.")] = None,  # noqa: UP045
+    to: Annotated[Optional[Path], typer.Option("--to", help="Where to write it; default: in the run folder.")] = None,
 ) -> None:
     """One HTML page of a run: curves, evaluations, attempts, data, events, environment. Also written whenever a run ends."""
     from launcher.commands.report import report_run
@@ -162,7 +162,7 @@ def export(
 @app.command("import")
 def import_model(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face model folder.", show_default=False)],
-    to: Annotated[Optional[Path], typer.Option("--to", metavar="FILE", help="Default: configs/model/NAME.yaml.")] = None,  # noqa: UP045
+    to: Annotated[Optional[Path], typer.Option("--to", metavar="FILE", help="Default: configs/model/NAME.yaml.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Check a Hugging Face folder, write the model section that fits it, and say how to train on from its weights."""
