@@ -9,6 +9,7 @@ from typing import Any
 
 from data_pipeline.errors import ConfigError, Fault
 from data_pipeline.loader import Dataset, Phase, RowSource
+from data_pipeline.mixture import Mixture
 from data_pipeline.shares import Change, epoch_faults, millionths, scheduled, tempered
 from launcher.config import DataSection, RunConfig
 from launcher.run_folder import RunFolder
@@ -102,18 +103,30 @@ def require_epochs(config: RunConfig, rows: RowSource, *, num_samples: int) -> N
 def cap_faults(config: RunConfig, datasets: Sequence[Dataset]) -> list[Fault]:
     """What `require_epochs` would say of a new run, before rows are planned: from the number of tokens, and with 2 % to spare."""
     training, sources = config.training, config.data.mixture
-    batch_tokens = training.global_batch_size * training.sequence_length
-    steps = training.steps if training.steps is not None else -(-(training.tokens or 0) // batch_tokens)
-    rows = [sum(source.num_tokens for source in dataset.sources) * 1.02 / training.sequence_length for dataset in datasets]
     return epoch_faults(
         [source.path for source in sources],
         [source.max_epochs for source in sources],
         [Phase.from_dict(phase) for phase in phases_for(config, datasets)],
-        [ceil(count) for count in rows],
-        num_samples=steps * training.global_batch_size,
+        [ceil(count * 1.02) for count in _rows_about(config, datasets)],
+        num_samples=training.num_steps * training.global_batch_size,
         batch=training.global_batch_size,
         about=True,
     )
+
+
+def expected_mixture(config: RunConfig, datasets: Sequence[Dataset]) -> list[dict[str, Any]]:
+    """What a new run will take from each source, as `describe_mixture`, from the number of tokens alone."""
+    num_samples = config.training.num_steps * config.training.global_batch_size
+    served = Mixture([Phase.from_dict(phase) for phase in phases_for(config, datasets)]).served(num_samples).tolist()
+    return [
+        {"path": source.path, "samples": count, "share": round(count / num_samples, 6), "epochs": round(count / rows, 4)}
+        for source, count, rows in zip(config.data.mixture, served, _rows_about(config, datasets))
+    ]
+
+
+def _rows_about(config: RunConfig, datasets: Sequence[Dataset]) -> list[float]:
+    """Rows of one epoch of each, as if there were no padding."""
+    return [sum(source.num_tokens for source in dataset.sources) / config.training.sequence_length for dataset in datasets]
 
 
 def describe_mixture(config: RunConfig, rows: RowSource, *, first: int, last: int) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from launcher.commands.train import num_gpus
 from launcher.config import RunConfig, load_config, parse_arguments, with_vocabulary
 from launcher.console import duration
 from launcher.metrics import Metrics
+from launcher.mixture import cap_faults, expected_mixture
 from launcher.plan import ALLOCATOR_SHARE, PROCESS_BYTES, Limit, RunPlan, parse_bytes, plan_run, require_fit, show_bytes
 from launcher.run_folder import RunFolder
 from megatron_lite.memory import PARTS
@@ -52,6 +53,7 @@ def plan_config(
     ranks = world or (num_gpus() if device_type == "cuda" else 0) or config.parallel.tp
     config = known_vocabulary(load_config(arguments.config, arguments.overrides, world_size=ranks))
     plan = plan_run(config, world=ranks, device_type=device_type)
+    mixture = known_mixture(config)
     limit = Limit(parse_bytes(memory), "--memory") if memory else memory_here(device_type, ranks if not world else None)
     speed, speed_source = (rate, "--rate") if rate else measured_rate(config, world=ranks)
     if as_json:
@@ -59,13 +61,27 @@ def plan_config(
             **plan.to_json(),
             "limit_bytes": limit.bytes if limit else None,
             "fits": limit is None or plan.needed_bytes <= limit.bytes,
+            "data": mixture,
         }
         print(json.dumps({**record, "time": plan.time(speed) if speed else None}))
     else:
         print(describe(config, plan, limit))
         print(describe_time(plan, speed, speed_source))
+        for source in mixture:
+            print(f"data: {source['path']}: {100 * source['share']:.2f} % of the samples, about {source['epochs']:.2f} epochs")
     if limit is not None:
         require_fit(config, plan, limit)
+
+
+def known_mixture(config: RunConfig) -> list[dict[str, Any]]:
+    """What the run takes from each dataset; nothing where one isn't there yet. Raises ConfigError where caps don't allow it."""
+    try:
+        datasets = [Dataset.open(source.path) for source in config.data.mixture]
+    except DataError:
+        return []
+    if faults := cap_faults(config, datasets):
+        raise ConfigError(faults)
+    return expected_mixture(config, datasets)
 
 
 def known_vocabulary(config: RunConfig) -> RunConfig:

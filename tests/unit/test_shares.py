@@ -16,8 +16,18 @@ from data_pipeline.loader import Phase, RowSource, batch_id, row_digest
 from data_pipeline.schema import validate
 from data_pipeline.shares import PARTS, RAMP_PIECES, Change, epoch_faults, millionths, scheduled, tempered
 from launcher.batches import Batches
+from launcher.commands.plan import known_mixture
 from launcher.config import RunConfig
-from launcher.mixture import cap_faults, describe_mixture, mixture_lines, next_phases, phases_for, phases_of_run, require_epochs
+from launcher.mixture import (
+    cap_faults,
+    describe_mixture,
+    expected_mixture,
+    mixture_lines,
+    next_phases,
+    phases_for,
+    phases_of_run,
+    require_epochs,
+)
 from launcher.run_folder import RunFolder
 from megatron_lite.parallel.groups import Axis
 from tests.data_fixtures import tiny_dataset
@@ -196,6 +206,14 @@ def test_a_cap_refuses_and_epochs_are_reported(three: list[Path], tmp_path: Path
     require_epochs(capped, rows, num_samples=4 * BATCH)
     require_epochs(config, rows, num_samples=24 * BATCH)
     datasets = [rows.dataset(n) for n in range(3)]
+    expected = expected_mixture(config, datasets)
+    assert [source["samples"] for source in expected] == rows.served(24 * BATCH) and abs(
+        sum(source["share"] for source in expected) - 1
+    ) < 1e-5
+    assert all(real["epochs"] <= about["epochs"] for about, real in zip(expected, described))
+    assert known_mixture(config) == expected
+    with pytest.raises(ConfigError, match=r"which has about \d+ rows"):
+        known_mixture(capped)
     assert [fault.field for fault in cap_faults(capped, datasets)] == ["data.sources[2].max_epochs"] and cap_faults(config, datasets) == []
     folder = RunFolder(tmp_path / "run")
     assert phases_of_run(folder) is None
