@@ -70,7 +70,7 @@ class Filters(Step):
             if self.dropped is not None:
                 self.dropped.add(document, self.name, reason)
             return Drop(reason)
-        if text is not document.text:
+        if text != document.text:
             self.ledger.tally(self.name, document.source).note("lines_cut")
             document.text = text
         return document
