@@ -135,7 +135,7 @@ def schedules(draw: st.DrawFn) -> Phase:
     return Phase(0, draw(weights), tuple((place, draw(weights)) for place in places))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(schedules())
 def test_under_any_schedule_every_prefix_is_within_one_sample_of_its_share(phase: Phase) -> None:
     """|served - w t| <= 1 at every t, w t being the sum of the shares so far; B046's exact counts, whatever changes when."""
@@ -149,15 +149,12 @@ def test_under_any_schedule_every_prefix_is_within_one_sample_of_its_share(phase
         counts[source] += 1
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(schedules())
 def test_a_schedule_is_walked_as_its_rule_says(phase: Phase) -> None:
     mixture = Mixture([phase])
     seen = [mixture.locate(t)[0] for t in range(60)]
-    if all(
-        weights[i] for _, weights in phase.changes[-1:] for i in range(mixture.num_sources)
-    ):  # else a deadline may lie beyond the search
-        assert seen == simple_scheduled(phase, 60)
+    assert seen == simple_scheduled(phase, 60)
 
 
 def test_a_new_phase_in_the_middle_of_a_schedule_repeats_and_skips_nothing() -> None:
