@@ -85,13 +85,13 @@ def run_ours(mode: str, source: str, target: str) -> None:
 
     config = validate(FiltersConfig, MODES[mode])
     assert config.pii is not None
-    began, first = time.perf_counter(), 0.0
+    began, first, first_cpu = time.perf_counter(), 0.0, 0.0
     documents = (item for item in read_file(source, source="bench", fields=("id",)) if isinstance(item, Document))
     with atomic_write(target) as file:
         for document in Pii(config.pii).run(Filters(config).run(documents)):
             file.write(json.dumps({"id": document.meta["fields"]["id"], "text": document.text}).encode() + b"\n")
-            first = first or time.perf_counter() - began
-    print(json.dumps({"filter": time.perf_counter() - began, "first_document": first}))
+            first, first_cpu = first or time.perf_counter() - began, first_cpu or time.process_time()
+    print(json.dumps({"filter": time.perf_counter() - began, "first_document": first, "rest_cpu": time.process_time() - first_cpu}))
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -149,11 +149,15 @@ def rates(runs: list[dict[str, Any]], megabytes: float) -> dict[str, Any]:
     """work: from the first byte read to the last written, imports left out, tables and models of the first document in it; cpu: the
     whole process in processor time."""
     work_s = statistics.median(run["parts"]["filter"] for run in runs)
-    rest = [run["parts"]["filter"] - run["parts"]["first_document"] for run in runs if "first_document" in run["parts"]]
+    parts = [run["parts"] for run in runs]
+    rest: dict[str, float] = {}
+    if "rest_cpu" in parts[0]:
+        rest["after_first_document_mb_s"] = statistics.median(megabytes / (part["filter"] - part["first_document"]) for part in parts)
+        rest["after_first_document_mb_per_cpu_s"] = statistics.median(megabytes / part["rest_cpu"] for part in parts)
     return {
         "work_s": round(work_s, 3),
         "work_mb_s": round(megabytes / work_s, 2),
-        **({"after_first_document_mb_s": round(megabytes / statistics.median(rest), 2)} if rest else {}),
+        **{name: round(rate, 2) for name, rate in rest.items()},
         "cpu_s": round(statistics.median(run["cpu_s"] for run in runs), 3),
         "kept_documents": runs[0]["kept_documents"],
     }
