@@ -22,10 +22,12 @@ import numpy as np
 from data_pipeline.cache_key import cache_key
 from data_pipeline.config import DataConfig, PackingConfig
 from data_pipeline.dataset import Dataset
+from data_pipeline.decontaminate.evidence import write_contamination
+from data_pipeline.dedup.edit import cut_repeats
 from data_pipeline.dedup.stage import Duplicates, count, deduplicate, listed
 from data_pipeline.errors import ConfigError, DataError, Fault, RunInUseError
 from data_pipeline.fim import fim_of
-from data_pipeline.ingest import dropped_path, ingest
+from data_pipeline.ingest import contamination_path, dropped_path, ingest
 from data_pipeline.inputs import ReadTask, describe_inputs, find_inputs
 from data_pipeline.manifest import Manifest, ShardEntry, SourceEntry, source_hash, write_manifest
 from data_pipeline.pool import Workers, started
@@ -50,6 +52,8 @@ class Built:
     key: str
     tasks: list[ReadTask]
     store: DocumentStore
+    originals: list[Path]
+    edit_keys: list[str]
     duplicates: Duplicates | None
     facts: TokenizerFacts
     jobs: list[ShardJob]
@@ -109,18 +113,39 @@ def _stages(config: DataConfig, tasks: list[ReadTask], key: str, workers: Worker
         progress=progress,
         filters=config.filters,
         dedup_field=config.dedup.field if config.dedup is not None else None,
+        decontaminate=config.decontaminate,
     )
     document_keys = [task.key for task in tasks]
     duplicates = None
     kept = np.ones(store.num_documents, dtype=bool)
     chain = list(ledger.stages)
     if config.dedup is not None and (config.dedup.field is not None or config.dedup.exact or config.dedup.minhash is not None):
-        path = work / "dedup" / f"{cache_key('dedup', config.dedup.model_dump(mode='json'), names, document_keys)}.duplicates"
+        settings = config.dedup.model_dump(mode="json", exclude={"lines", "substring"})
+        path = work / "dedup" / f"{cache_key('dedup', settings, names, document_keys)}.duplicates"
         duplicates = deduplicate(store, config.dedup, priorities=names, path=path, workers=config.workers, progress=progress)
         count(store, duplicates, ledger)
         kept = duplicates.kept(store.num_documents)
         chain.append("dedup")
         progress.say(dedup_line(duplicates.stats))
+    originals = [part.path for part in store.parts]
+    edit_keys: dict[str, str] = {}
+    for stage in ("lines", "substring"):
+        if (asked := getattr(config.dedup, stage, None)) is not None:
+            edit_keys[stage] = cache_key(stage, asked.model_dump(mode="json"), names, document_keys, _content(kept))
+            store, kept = cut_repeats(
+                store,
+                kept,
+                asked,
+                stage=stage,
+                priorities=names,
+                key=edit_keys[stage],
+                folder=work / "edited",
+                workers=workers,
+                progress=progress,
+                ledger=ledger,
+            )
+            document_keys.append(edit_keys[stage])
+            chain.append(stage)
     validation = held_out(store.keys(), kept, fraction=config.validation.fraction, seed=config.seed)
     train = kept & ~validation
     tokenizer_key = cache_key(
@@ -147,7 +172,7 @@ def _stages(config: DataConfig, tasks: list[ReadTask], key: str, workers: Worker
         for amount in (tally.read, tally.kept, tally.written):
             amount.add(entry.text_bytes, entry.documents)
     ledger.balance(chain=[*chain, "encode"])
-    return Built(config, key, tasks, store, duplicates, facts, jobs, entries, ledger)
+    return Built(config, key, tasks, store, originals, list(edit_keys.values()), duplicates, facts, jobs, entries, ledger)
 
 
 def _content(kept: np.ndarray) -> str:
@@ -168,6 +193,8 @@ def _assemble(built: Built, *, replace: bool) -> None:
         (folder / "tokenizer_config.json").write_text(facts.config_json(), encoding="utf-8")
         np.save(folder / "token_bytes.npy", facts.token_bytes)
         _write_dropped(built, folder)
+        if built.config.decontaminate is not None:
+            write_contamination(folder, _contamination(built))
         if built.duplicates is not None:
             with open(folder / "duplicates.jsonl", "w", encoding="utf-8") as file:
                 for line in listed(built.store, built.duplicates):
@@ -196,6 +223,10 @@ def _write_dropped(built: Built, folder: Path) -> None:
         name = task.source.name
         _link(dropped_path(built.config.work_folder / "documents", task), folder / "dropped" / f"{name}-{numbers[name]:05d}.jsonl.zst")
         numbers[name] += 1
+
+
+def _contamination(built: Built) -> list[Path]:
+    return [contamination_path(built.config.work_folder / "documents", task) for task in built.tasks]
 
 
 def _manifest(built: Built) -> Manifest:
@@ -278,14 +309,19 @@ def _lock(work: Path) -> Iterator[None]:
 
 def _prune(built: Built) -> None:
     """Delete work of other configs, so that the work folder stays as large as one build needs."""
-    used = {part.path for part in built.store.parts} | {job.path for job in built.jobs} | {job.done_path for job in built.jobs}
+    used = (
+        {*built.originals, *(part.path for part in built.store.parts)}
+        | {job.path for job in built.jobs}
+        | {job.done_path for job in built.jobs}
+    )
     used |= {built.config.work_folder / "documents" / f"{task.key}.json" for task in built.tasks}
     used |= {dropped_path(built.config.work_folder / "documents", task) for task in built.tasks}
-    used |= {Path(job.tokenizer_path) for job in built.jobs}
-    for stage in ("documents", "tokenizer", "shards"):
+    used |= {*_contamination(built), *(Path(job.tokenizer_path) for job in built.jobs)}
+    used |= {path for key in built.edit_keys for path in built.config.work_folder.glob(f"edited/{key}*")}
+    for stage in ("documents", "edited", "tokenizer", "shards"):
         for path in (built.config.work_folder / stage).glob("*"):
             if path not in used:
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _where(config: DataConfig) -> list[str]:

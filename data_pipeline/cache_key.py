@@ -7,7 +7,18 @@ import json
 from typing import Any
 
 # The version of what each stage does. A change that alters a stage's output raises its number, and with it every key after.
-STAGE_VERSIONS = {"build": 1, "read": 1, "dedup": 1, "tokenizer": 1, "encode": 1, "packing": 1, "filters": 1}
+STAGE_VERSIONS = {
+    "build": 1,
+    "read": 1,
+    "dedup": 1,
+    "tokenizer": 1,
+    "encode": 1,
+    "packing": 1,
+    "filters": 1,
+    "decontaminate": 1,
+    "lines": 1,
+    "substring": 1,
+}
 
 
 def cache_key(stage: str, *parts: Any) -> str:

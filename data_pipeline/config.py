@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
+from data_pipeline.decontaminate.config import DecontaminateConfig
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.filters.config import FiltersConfig
 from data_pipeline.fim import FimConfig
@@ -15,7 +16,7 @@ from data_pipeline.normalise import NormaliseConfig
 from data_pipeline.schema import Section, compose, validate
 
 Method = Literal["best_fit", "concat"]
-LATER_SECTIONS = {"filters", "fim"}
+LATER_SECTIONS = {"filters", "decontaminate", "fim"}
 
 
 class SourceConfig(Section):
@@ -120,6 +121,7 @@ class DataConfig(Section):
     sources: list[SourceConfig] = Field(min_length=1)
     normalise: NormaliseConfig = NormaliseConfig()
     filters: FiltersConfig | None = None
+    decontaminate: DecontaminateConfig | None = None
     dedup: DedupConfig | None = Field(default_factory=DedupConfig)
     tokenizer: TokenizerConfig = TokenizerConfig()
     fim: FimConfig | None = None

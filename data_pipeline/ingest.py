@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.decontaminate.config import DecontaminateConfig
+from data_pipeline.decontaminate.stage import Decontaminate, EvidenceWriter, index_of
 from data_pipeline.document import Document
 from data_pipeline.errors import DataError
 from data_pipeline.filters.config import FiltersConfig
@@ -37,6 +39,7 @@ class ReadJob:
     folder: Path
     filters: FiltersConfig | None = None
     dedup_field: str | None = None
+    decontaminate: DecontaminateConfig | None = None
 
     @property
     def done_path(self) -> Path:
@@ -59,6 +62,10 @@ def dropped_path(folder: Path, task: ReadTask) -> Path:
     return folder / f"{task.key}.dropped.jsonl.zst"
 
 
+def contamination_path(folder: Path, task: ReadTask) -> Path:
+    return folder / f"{task.key}.contamination.jsonl"
+
+
 def ingest(
     tasks: Sequence[ReadTask],
     *,
@@ -69,14 +76,17 @@ def ingest(
     progress: Progress,
     filters: FiltersConfig | None = None,
     dedup_field: str | None = None,
+    decontaminate: DecontaminateConfig | None = None,
 ) -> tuple[DocumentStore, Ledger]:
     """Read what isn't read yet. Parts and books are the same whatever the number of workers and however often it was killed.
 
     Raises DataError where nothing is left to go on with.
     """
-    jobs = [ReadJob(task, normalise, strict, folder, filters, dedup_field) for task in tasks]
+    jobs = [ReadJob(task, normalise, strict, folder, filters, dedup_field, decontaminate) for task in tasks]
     waiting = [job for job in jobs if not job.done_path.exists()]
     if waiting:
+        if decontaminate is not None:
+            index_of(decontaminate, normalise)  # its faults come out before any work is done
         with progress.stage("read", sum(job.task.num_bytes for job in waiting)) as advance:
             workers.run(read_task, waiting, advance=advance)
     ledger = Ledger()
@@ -119,11 +129,16 @@ def read_task(job: ReadJob, report: Report) -> None:
 def _steps(job: ReadJob, ledger: Ledger, stack: ExitStack) -> list[Step]:
     """Every step that looks at one document at a time, in order."""
     steps: list[Step] = [Normalise(job.normalise, ledger)]
+    writer = None
     if (filters := job.filters) is not None:
         writer = stack.enter_context(DroppedWriter(job.dropped_path)) if filters.write_dropped else None
         steps.append(Filters(filters, ledger, dropped=writer))
-        if filters.pii is not None:
-            steps.append(Pii(filters.pii, ledger))
+    if job.decontaminate is not None:  # before anything is masked, since masks would hide what is looked for
+        evidence = stack.enter_context(EvidenceWriter(contamination_path(job.folder, job.task)))
+        index = index_of(job.decontaminate, job.normalise)
+        steps.append(Decontaminate(job.decontaminate, index, ledger, evidence=evidence, dropped=writer))
+    if filters is not None and filters.pii is not None:
+        steps.append(Pii(filters.pii, ledger))
     return steps
 
 

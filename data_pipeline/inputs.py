@@ -11,6 +11,7 @@ from typing import Any
 
 from data_pipeline.cache_key import cache_key
 from data_pipeline.config import DataConfig, SourceConfig
+from data_pipeline.decontaminate.stage import decontaminate_key
 from data_pipeline.errors import ConfigError, DataError, Fault
 from data_pipeline.filters.stage import filters_key
 from data_pipeline.pool import Report, Workers
@@ -54,6 +55,7 @@ def find_inputs(config: DataConfig, workers: Workers, progress: Progress) -> lis
     _check_disjoint(listed)
     hashes = _hashes([path for pairs in listed.values() for path, _ in pairs], config.work_folder / "inputs.json", workers, progress)
     cleaning: list[Any] = [] if config.filters is None else [filters_key(config.filters)]
+    cleaning += [decontaminate_key(config.decontaminate)] if config.decontaminate is not None else []
     cleaning += [["field", config.dedup.field]] if config.dedup is not None and config.dedup.field is not None else []
     tasks: list[ReadTask] = []
     for source in config.sources:

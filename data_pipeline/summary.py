@@ -17,8 +17,11 @@ STAGE_WORDS = {
     "read": "read",
     "normalise": "normalised",
     "filters": "filtered",
+    "decontaminate": "decontaminated",
     "pii": "masked",
     "dedup": "deduplicated",
+    "lines": "lines cut",
+    "substring": "repeats cut",
     "encode": "encoded",
 }
 
@@ -79,7 +82,9 @@ def summary_lines(dataset: Dataset, plans: Sequence[str], *, asked_vocab: int | 
             lines.append(_row(f"- {loss.reason.replace('_', ' ')}", loss.count) + f"   {word}{where}")
         changed = first.read.bytes - last.written.bytes - sum(loss.count.bytes for loss in losses(ledger))
         if changed:
-            name = "- edited away" if {"filters", "pii"} & set(ledger.stages) else "- normalised away"
+            name = (
+                "- edited away" if {"filters", "pii", "decontaminate", "lines", "substring"} & set(ledger.stages) else "- normalised away"
+            )
             lines.append(f"  {name:<24}{'':>14}{size(abs(changed)) if changed > 0 else '-' + size(-changed):>12}")
         lines.append(_row("kept", last.written))
     lines += [f"  {'' if n else 'train':<12}{source.name}: {source_line(source)}" for n, source in enumerate(dataset.sources)]

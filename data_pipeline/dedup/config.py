@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from data_pipeline.schema import Section
+
+LATER_KEYS = {"field", "lines", "substring"}
 
 
 class MinHashConfig(Section):
@@ -36,15 +38,32 @@ class MinHashConfig(Section):
         return value
 
 
+class LinesConfig(Section):
+    """Cut lines that stand elsewhere too, exactly as they are but for white space around them; the first ones stay."""
+
+    unit: Literal["line", "paragraph"] = "line"  # paragraphs stand between blank lines
+    min_chars: int = Field(40, ge=1)  # shorter ones stay, however often they stand there
+    max_copies: int = Field(1, ge=1)  # how many of them stay
+
+
+class SubstringConfig(Section):
+    """Cut every run of words that stands elsewhere too, in the same document or another, whatever its case and punctuation; the first
+    one stays (Lee et al. 2021, ExactSubstr, with words as tokens)."""
+
+    min_words: int = Field(50, ge=10)  # words in a row from which a repeat counts
+
+
 class DedupConfig(Section):
     """`field`, if given, removes documents with the same value there; `exact` those with the same bytes; `minhash`, unless null,
-    then those that are nearly the same."""
+    then those that are nearly the same. Of what is left, `lines` and then `substring`, unless null, cut repeats out of documents."""
 
     field: str | None = Field(None, min_length=1)  # of a record, such as url; documents without it are not compared by it
     exact: bool = True  # documents with the same bytes
     minhash: MinHashConfig | None = Field(default_factory=MinHashConfig)
+    lines: LinesConfig | None = None
+    substring: SubstringConfig | None = None
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without a key that came later, unless it is given: a dataset that was built before there was one keeps its own key."""
-        return {key: value for key, value in handler(self).items() if key != "field" or value is not None}
+        return {key: value for key, value in handler(self).items() if key not in LATER_KEYS or value is not None}

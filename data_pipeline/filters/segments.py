@@ -13,7 +13,7 @@ import numpy as np
 from data_pipeline.words import Words, code_points, segment
 
 LETTER, DIGIT, SPACE, SYMBOL = 1, 2, 4, 8
-_PARAGRAPH_END = re.compile(r"\n[^\S\n]*\n\s*")
+PARAGRAPH_END = re.compile(r"\n[^\S\n]*\n\s*")
 _NUM_CODE_POINTS = 0x110000
 _LAST_ASSIGNED = 0x33480  # no code point from here on is a letter, a digit or white space
 _CATEGORIES = {LETTER: "Lu Ll Lt Lm Lo", DIGIT: "Nd", SPACE: "Zs Zl Zp", 0: "Mn Mc Me Nl No"}
@@ -37,7 +37,7 @@ class Segments:
     @cached_property
     def paragraphs(self) -> list[str]:
         """Between blank lines, without white space around them."""
-        return [stripped for part in _PARAGRAPH_END.split(self.text) if (stripped := part.strip())]
+        return [stripped for part in PARAGRAPH_END.split(self.text) if (stripped := part.strip())]
 
     @cached_property
     def points(self) -> np.ndarray:
@@ -68,6 +68,12 @@ class Segments:
         before = np.zeros(len(self.points) + 1, dtype=np.int64)
         np.cumsum(self.classes == kind, out=before[1:])
         return int(np.count_nonzero(before[self.words.ends] > before[self.words.begins]))
+
+
+@functools.lru_cache(maxsize=1)
+def segments_of(text: str) -> Segments:
+    """The parts of a text; the steps that look at a document one after another share what was computed."""
+    return Segments(text)
 
 
 def duplicates(parts: Sequence[str]) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from data_pipeline.filters.config import FiltersConfig, LanguageConfig
 from data_pipeline.filters.fineweb import fineweb
 from data_pipeline.filters.gopher import quality, repetition
 from data_pipeline.filters.ratios import ratios
-from data_pipeline.filters.segments import Segments
+from data_pipeline.filters.segments import Segments, segments_of
 from data_pipeline.filters.url import digest, hosts, url
 from data_pipeline.language import check_languages, identify
 from data_pipeline.step import Drop, Ledger, Step
@@ -79,7 +79,7 @@ class Filters(Step):
         """(why it goes or None, the text that stays)."""
         if self.url is not None and (reason := url(document.meta.get("fields", {}).get(self.url.field), self.url)) is not None:
             return f"url_{reason}", document.text
-        text = Segments(document.text)
+        text = segments_of(document.text)
         for each, config in self.filters:
             outcome = each.look(text, config)
             if isinstance(outcome, str):

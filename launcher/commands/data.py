@@ -122,6 +122,32 @@ def trace(
     _print_json(trace_token(rows, sample, position).__dict__)
 
 
+Evaluations = Annotated[
+    list[str], typer.Argument(metavar="[NAME=]FILES...", help="Evaluation sets as jsonl; or one data config.", show_default=False)
+]
+
+
+@app.command()
+def decontaminate(
+    folder: Folder,
+    evaluations: Evaluations,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write the evidence, a JSON line an item and document.")
+    ] = None,
+    set_: Annotated[Optional[list[str]], typer.Option("--set", help="A setting of the section decontaminate: --set ngram=10.")] = None,  # noqa: UP045
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Processes.")] = 1,
+    quiet: Quiet = False,
+) -> None:
+    """Look for evaluation items in a finished dataset. Code 3 where some are found; nothing is changed."""
+    from data_pipeline.decontaminate.check import check_dataset, config_for
+    from data_pipeline.errors import DataError
+
+    found = check_dataset(folder, config_for(evaluations, set_ or []), output=output, workers=workers, quiet=quiet)
+    if found:
+        where = f"; see {output}" if output is not None else ": --output FILE says which and where"
+        raise DataError(f"{folder}: holds parts of {found:,} evaluation item{'s' if found != 1 else ''}{where}")
+
+
 Patterns = Annotated[
     list[str], typer.Argument(metavar="FILES...", help="Token files, folders, patterns; Megatron's prefixes.", show_default=False)
 ]
