@@ -22,7 +22,9 @@ import numpy as np
 from data_pipeline.cache_key import cache_key
 from data_pipeline.config import DataConfig, PackingConfig
 from data_pipeline.dataset import Dataset
-from data_pipeline.decontaminate.evidence import write_contamination
+from data_pipeline.decontaminate.evidence import contamination_lines, read_evidence, write_contamination
+from data_pipeline.decontaminate.stage import index_of
+from data_pipeline.dedup.earlier import Earlier, open_earlier
 from data_pipeline.dedup.edit import cut_repeats
 from data_pipeline.dedup.stage import Duplicates, count, deduplicate, listed
 from data_pipeline.errors import ConfigError, DataError, Fault, RunInUseError
@@ -35,6 +37,7 @@ from data_pipeline.progress import Progress, duration, size
 from data_pipeline.report import write_report
 from data_pipeline.sharding import ShardJob, make_shard, plan_shards
 from data_pipeline.shards import token_dtype
+from data_pipeline.source_loss import check_losses
 from data_pipeline.split import held_out
 from data_pipeline.step import Ledger
 from data_pipeline.storage import atomic_folder, remove_leftovers
@@ -52,6 +55,7 @@ class Built:
     key: str
     tasks: list[ReadTask]
     store: DocumentStore
+    earlier: Sequence[Earlier]
     originals: list[Path]
     edit_keys: list[str]
     duplicates: Duplicates | None
@@ -73,10 +77,12 @@ def build(config: DataConfig, *, quiet: bool = False, replace: bool = False) -> 
     with _lock(config.work_folder), started(config.workers) as workers:
         remove_leftovers(config.folder)
         tasks = find_inputs(config, workers, progress)
-        key = cache_key("build", config.content(), [task.key for task in tasks])
+        earlier = _open_earlier(config)
+        identities = [["earlier", [each.identity for each in earlier]]] if earlier else []
+        key = cache_key("build", config.content(), [task.key for task in tasks], *identities)
         ready = _ready(config.folder, key, replace=replace)
         if ready is None:
-            built = _stages(config, tasks, key, workers, progress)
+            built = _stages(config, tasks, key, workers, progress, earlier)
             _assemble(built, replace=replace)
             _prune(built)
         dataset = Dataset.open(config.folder)
@@ -101,7 +107,16 @@ def make_plans(dataset: Dataset, packing: Sequence[PackingConfig]) -> list[str]:
     return lines
 
 
-def _stages(config: DataConfig, tasks: list[ReadTask], key: str, workers: Workers, progress: Progress) -> Built:
+def _open_earlier(config: DataConfig) -> list[Earlier]:
+    paths = (config.dedup.earlier if config.dedup is not None else None) or []
+    if own := [path for path in paths if Path(path).resolve() == config.folder.resolve()]:
+        raise ConfigError(
+            [Fault("dedup.earlier", own[0], "datasets other than the output", "choose another output: the earlier one stays")]
+        )
+    return open_earlier(paths)
+
+
+def _stages(config: DataConfig, tasks: list[ReadTask], key: str, workers: Workers, progress: Progress, earlier: Sequence[Earlier]) -> Built:
     work = config.work_folder
     names = [source.name for source in config.sources]
     store, ledger = ingest(
@@ -115,14 +130,19 @@ def _stages(config: DataConfig, tasks: list[ReadTask], key: str, workers: Worker
         dedup_field=config.dedup.field if config.dedup is not None else None,
         decontaminate=config.decontaminate,
     )
+    if config.decontaminate is not None:
+        index = index_of(config.decontaminate, config.normalise)
+        for line in contamination_lines(index, read_evidence(_contamination(config, tasks))):
+            progress.say(line)
     document_keys = [task.key for task in tasks]
     duplicates = None
     kept = np.ones(store.num_documents, dtype=bool)
     chain = list(ledger.stages)
     if config.dedup is not None and (config.dedup.field is not None or config.dedup.exact or config.dedup.minhash is not None):
-        settings = config.dedup.model_dump(mode="json", exclude={"lines", "substring"})
-        path = work / "dedup" / f"{cache_key('dedup', settings, names, document_keys)}.duplicates"
-        duplicates = deduplicate(store, config.dedup, priorities=names, path=path, workers=config.workers, progress=progress)
+        settings = config.dedup.model_dump(mode="json", exclude={"lines", "substring", "earlier"})
+        compared = [[each.identity for each in earlier]] if earlier else []
+        path = work / "dedup" / f"{cache_key('dedup', settings, names, document_keys, *compared)}.duplicates"
+        duplicates = deduplicate(store, config.dedup, priorities=names, path=path, workers=workers, progress=progress, earlier=earlier)
         count(store, duplicates, ledger)
         kept = duplicates.kept(store.num_documents)
         chain.append("dedup")
@@ -146,6 +166,7 @@ def _stages(config: DataConfig, tasks: list[ReadTask], key: str, workers: Worker
             )
             document_keys.append(edit_keys[stage])
             chain.append(stage)
+    check_losses(ledger, chain, limit=config.max_source_loss, progress=progress)
     validation = held_out(store.keys(), kept, fraction=config.validation.fraction, seed=config.seed)
     train = kept & ~validation
     tokenizer_key = cache_key(
@@ -172,7 +193,7 @@ def _stages(config: DataConfig, tasks: list[ReadTask], key: str, workers: Worker
         for amount in (tally.read, tally.kept, tally.written):
             amount.add(entry.text_bytes, entry.documents)
     ledger.balance(chain=[*chain, "encode"])
-    return Built(config, key, tasks, store, originals, list(edit_keys.values()), duplicates, facts, jobs, entries, ledger)
+    return Built(config, key, tasks, store, earlier, originals, list(edit_keys.values()), duplicates, facts, jobs, entries, ledger)
 
 
 def _content(kept: np.ndarray) -> str:
@@ -194,10 +215,10 @@ def _assemble(built: Built, *, replace: bool) -> None:
         np.save(folder / "token_bytes.npy", facts.token_bytes)
         _write_dropped(built, folder)
         if built.config.decontaminate is not None:
-            write_contamination(folder, _contamination(built))
+            write_contamination(folder, _contamination(built.config, built.tasks))
         if built.duplicates is not None:
             with open(folder / "duplicates.jsonl", "w", encoding="utf-8") as file:
-                for line in listed(built.store, built.duplicates):
+                for line in listed(built.store, built.duplicates, built.earlier):
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
         manifest = _manifest(built)
         write_manifest(folder, manifest)
@@ -225,8 +246,8 @@ def _write_dropped(built: Built, folder: Path) -> None:
         numbers[name] += 1
 
 
-def _contamination(built: Built) -> list[Path]:
-    return [contamination_path(built.config.work_folder / "documents", task) for task in built.tasks]
+def _contamination(config: DataConfig, tasks: Sequence[ReadTask]) -> list[Path]:
+    return [contamination_path(config.work_folder / "documents", task) for task in tasks]
 
 
 def _manifest(built: Built) -> Manifest:
@@ -316,7 +337,7 @@ def _prune(built: Built) -> None:
     )
     used |= {built.config.work_folder / "documents" / f"{task.key}.json" for task in built.tasks}
     used |= {dropped_path(built.config.work_folder / "documents", task) for task in built.tasks}
-    used |= {*_contamination(built), *(Path(job.tokenizer_path) for job in built.jobs)}
+    used |= {*_contamination(built.config, built.tasks), *(Path(job.tokenizer_path) for job in built.jobs)}
     used |= {path for key in built.edit_keys for path in built.config.work_folder.glob(f"edited/{key}*")}
     for stage in ("documents", "edited", "tokenizer", "shards"):
         for path in (built.config.work_folder / stage).glob("*"):

@@ -127,6 +127,7 @@ class DataConfig(Section):
     fim: FimConfig | None = None
     validation: ValidationConfig = ValidationConfig()
     packing: list[PackingConfig] = []
+    max_source_loss: float | None = Field(None, gt=0.0, le=1.0)  # share of a source that may be dropped or cut; more stops the build
     strict: bool = False  # true: the first record that can't be read stops the build
     workers: int = Field(2, ge=1)  # processes; the result is the same for any number
 
@@ -163,7 +164,7 @@ class DataConfig(Section):
 
     def content(self) -> dict[str, Any]:
         """The part that decides what is built: not where, nor with how many workers, nor which plans are added."""
-        content = self.model_dump(mode="json", exclude={"output", "workers", "packing"})
+        content = self.model_dump(mode="json", exclude={"output", "workers", "packing", "max_source_loss"})
         content["tokenizer"] = self.tokenizer.content()
         # Sections that came later stand in no older config, so that a dataset without them keeps its key and its bytes.
         return {key: value for key, value in content.items() if value is not None or key not in LATER_SECTIONS}

@@ -158,6 +158,10 @@ class DocumentStore:
                 return int(order[place])
         raise KeyError(id)
 
+    def text(self, number: int) -> str:
+        part, inside = self.find(number)
+        return self.parts[part].text(inside)
+
     def fetch(self, ids: Sequence[str]) -> list[str]:
         """The texts of ids, in their order."""
         out = []

@@ -74,6 +74,12 @@ def write_contamination(folder: Path, parts: Iterable[Path]) -> None:
             out.write(part.read_bytes())
 
 
+def read_evidence(parts: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    for part in parts:
+        with open(part, "rb") as file:
+            yield from map(json.loads, file)
+
+
 def contamination_lines(index: Index, evidence_lines: Iterable[dict[str, Any]]) -> list[str]:
     """A line for each evaluation: how many of its items were found, in how many documents, and how many can't be looked for."""
     items: dict[str, set[str]] = {}

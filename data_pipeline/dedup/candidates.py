@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+
+from data_pipeline.dedup.external import ranges
 
 
 class Candidates:
@@ -15,9 +19,10 @@ class Candidates:
     million times costs a million comparisons, not their square, and no bucket needs a cap that would lose pairs.
     """
 
-    def __init__(self, keys: np.ndarray, has_signature: np.ndarray) -> None:
-        """keys: uint64[n, bands]; has_signature: bool[n]. Documents without a signature share nothing."""
-        ranks, buckets = _shared_buckets(keys, np.flatnonzero(has_signature))
+    def __init__(self, paths: Sequence[Path], rank_of: np.ndarray) -> None:
+        """paths: runs (external.py) of a key for each band of each row that has a signature; rank_of: int64, the place of each row in
+        the keepers' order, -1 for one that takes no part."""
+        ranks, buckets = _shared_buckets(paths, rank_of)
         self.ranks = np.unique(ranks)  # the documents that share a band with any other, ascending
         self._buckets = buckets
         self._offsets = np.append(np.searchsorted(ranks, self.ranks), len(ranks))
@@ -29,6 +34,10 @@ class Candidates:
         found = [np.frombuffer(self._kept[bucket], dtype=np.int64) for bucket in self._buckets_of(rank) if bucket in self._kept]
         return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
 
+    def places(self, ranks: np.ndarray | int) -> np.ndarray:
+        """Where documents that share a band stand in `ranks`."""
+        return np.searchsorted(self.ranks, ranks)
+
     def keep(self, rank: int) -> None:
         for bucket in self._buckets_of(rank):
             self._kept[bucket].append(rank)
@@ -39,15 +48,17 @@ class Candidates:
         return buckets
 
 
-def _shared_buckets(keys: np.ndarray, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _shared_buckets(paths: Sequence[Path], rank_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(ranks, buckets), int64, sorted by rank: every membership in a bucket of two documents or more."""
     members: list[np.ndarray] = [np.empty(0, dtype=np.int64)]
     buckets: list[np.ndarray] = [np.empty(0, dtype=np.int64)]
     num_buckets = 0
-    for band in range(keys.shape[1]):
-        column = keys[ranks, band]
-        order = np.argsort(column, kind="stable")
-        same = column[order][1:] == column[order][:-1]
+    for pairs in ranges(paths):
+        ranks = rank_of[pairs["where"]]
+        keys = pairs["key"][ranks >= 0]
+        ranks = ranks[ranks >= 0]
+        order = np.argsort(keys)
+        same = keys[order][1:] == keys[order][:-1]
         begins = np.append(True, ~same)[: len(order)]
         shared = np.append(False, same)[: len(order)]
         shared[:-1] |= same

@@ -27,24 +27,27 @@ class Work:
 
 
 def star_clusters(
-    candidates: Candidates, sketches: np.ndarray, lengths: np.ndarray, verifier: Verifier, config: MinHashConfig
+    candidates: Candidates, sketches: np.ndarray, lengths: np.ndarray, verifier: Verifier, config: MinHashConfig, *, num_fixed: int = 0
 ) -> tuple[dict[int, tuple[int, float]], Work]:
     """removed -> (kept, Jaccard), for documents numbered in keeper order.
 
     Each document is compared, in that order, with the kept ones before it, and goes with the first that is similar
     enough. Chains therefore never merge: connected components would join a to c over b however different they are.
-    sketches: uint8[n, bands * rows]; lengths: bytes, int64[n].
+    sketches: uint8[candidates.ranks, bands * rows]; lengths: bytes, int64[n]. The first `num_fixed` documents stay whatever they are like.
     """
     least = least_agreement(config)
     removed: dict[int, tuple[int, float]] = {}
     work = Work()
-    for ahead in _look_ahead(candidates.ranks, lengths):
+    first = int(np.searchsorted(candidates.ranks, num_fixed))
+    for rank in candidates.ranks[:first].tolist():
+        candidates.keep(rank)
+    for ahead in _look_ahead(candidates.ranks[first:], lengths):
         verifier.load(ahead)
         for rank in ahead:
             others = candidates.kept_before(rank)
             work.candidate_pairs += len(others)
             if len(others):
-                agreeing = np.count_nonzero(sketches[others] == sketches[rank], axis=1)
+                agreeing = np.count_nonzero(sketches[candidates.places(others)] == sketches[candidates.places(rank)], axis=1)
                 others = others[agreeing >= least]
                 work.told_apart_by_sketch += len(agreeing) - len(others)
             kept, similarity, compared = verifier.first_match(rank, others.tolist(), config.threshold) if len(others) else (None, 0.0, 0)

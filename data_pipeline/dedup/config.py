@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from data_pipeline.schema import Section
 
-LATER_KEYS = {"field", "lines", "substring"}
+LATER_KEYS = {"field", "lines", "substring", "earlier"}
 
 
 class MinHashConfig(Section):
@@ -60,8 +60,15 @@ class DedupConfig(Section):
     field: str | None = Field(None, min_length=1)  # of a record, such as url; documents without it are not compared by it
     exact: bool = True  # documents with the same bytes
     minhash: MinHashConfig | None = Field(default_factory=MinHashConfig)
+    earlier: list[str] | None = None  # dataset folders whose documents stay, and for which copies here go; nothing in them is changed
     lines: LinesConfig | None = None
     substring: SubstringConfig | None = None
+
+    @model_validator(mode="after")
+    def _compares(self) -> DedupConfig:
+        if self.earlier and not self.exact and self.minhash is None:
+            raise ValueError("exact or minhash with earlier | they say what a copy is")
+        return self
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

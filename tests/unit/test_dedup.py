@@ -245,5 +245,5 @@ def test_a_small_cache_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = dedup(records).removed
     monkeypatch.setattr("data_pipeline.dedup.verify.CACHE_BYTES", 1000)
     monkeypatch.setattr("data_pipeline.dedup.cluster.LOOK_AHEAD_BYTES", 1000)
-    monkeypatch.setattr("data_pipeline.dedup.run.BATCH_BYTES", 1000)
+    monkeypatch.setattr("data_pipeline.dedup.columns.BATCH_BYTES", 1000)
     assert dedup(records, workers=2).removed == expected

@@ -1,0 +1,151 @@
+"""An earlier dataset as something to compare with: an index of its documents, made once and kept beside its shards.
+
+`dedup/KEY.index` holds a row for each document: content key, length, MinHash bands and sketch. It is outside the manifest, as packing plans
+are, and is named by all that it depends on: the dataset's identity and the settings of MinHash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.blockfile import BlockFile, write_blockfile
+from data_pipeline.cache_key import cache_key
+from data_pipeline.dataset import Dataset, TokenSource
+from data_pipeline.dedup.columns import Columns, DocRecord, columns_of
+from data_pipeline.dedup.config import MinHashConfig
+from data_pipeline.pool import Report, Workers
+from data_pipeline.progress import Progress
+from data_pipeline.tokenizer.encode import Encoder
+
+PART_DOCUMENTS = 1 << 15
+BATCH_BYTES = 8 << 20
+
+
+class Earlier:
+    """The documents of a dataset, numbered through its training and then its held-out sources. `id_of`, `number_of`: their names among
+    the documents of a new one."""
+
+    def __init__(self, path: str, place: int) -> None:
+        """`place`: of this one among the earlier datasets of a build."""
+        self.path, self.place = path, place
+        self.dataset = Dataset.open(path)
+        self._sources: list[TokenSource] = [*self.dataset.sources, *self.dataset.validation]
+        self._firsts = np.cumsum([0, *(source.num_documents for source in self._sources)])
+        self.num_documents = int(self._firsts[-1])
+
+    @property
+    def identity(self) -> str:
+        return self.dataset.identity
+
+    def id_of(self, number: int) -> str:
+        return f"{self.place}/{number}"
+
+    def text(self, number: int) -> str:
+        source, inside = self._find(number)
+        shard, place = source.find(inside)
+        return self._encoder.decode(shard.document(place)[:-1].tolist())
+
+    def named(self, number: int) -> dict[str, Any]:
+        """For duplicates.jsonl."""
+        source, inside = self._find(number)
+        shard, place = source.find(inside)
+        file, record = shard.origin(place)
+        return {"dataset": self.path, "id": shard.document_id(place), "source": source.name, "file": file, "record": record}
+
+    def columns(self, config: MinHashConfig | None, index: Path) -> Iterator[Columns]:
+        """A few rows at a time, from the index."""
+        row = _row(config)
+        file = BlockFile(index, kind="dedup index")
+        for first in range(0, self.num_documents, PART_DOCUMENTS):
+            stop = min(first + PART_DOCUMENTS, self.num_documents)
+            rows = file.read("rows", first * row.itemsize, stop * row.itemsize).view(row)
+            yield Columns(
+                ids=np.array([self.id_of(number).encode() for number in range(first, stop)], dtype=np.bytes_),
+                priorities=np.full(stop - first, -1, dtype=np.int64),
+                lengths=rows["length"].astype(np.int64),
+                keys=rows["key"].astype(np.uint64),
+                bands=rows["bands"].astype(np.uint64).reshape(stop - first, -1),
+                sketches=np.ascontiguousarray(rows["sketch"]).reshape(stop - first, -1),
+                has_signature=rows["has_signature"].astype(np.bool_),
+            )
+
+    def index(self, config: MinHashConfig | None, *, folder: Path, workers: Workers, progress: Progress) -> Path:
+        """The index, made where it is missing: in the dataset, or in `folder` where that can't be written to."""
+        name = f"{cache_key('dedup', 'index', self.identity, config.model_dump(mode='json') if config is not None else None)}.index"
+        places = [Path(self.path) / "dedup" / name, folder / name]
+        if found := next((path for path in places if path.exists()), None):
+            return found
+        jobs = self._jobs(config)
+        with progress.stage(f"index {self.path}", sum(source.text_bytes for source in self._sources)) as advance:
+            parts = workers.run(index_part, jobs, advance=advance)
+        for path in places:
+            try:
+                with write_blockfile(path, kind="dedup index") as out:
+                    out.begin("rows", "<u1")
+                    for part in parts:
+                        out.append(np.frombuffer(part, dtype=np.uint8))
+                return path
+            except OSError:
+                if path is places[-1]:
+                    raise
+        raise AssertionError("the last place either holds the index or raises")
+
+    def _jobs(self, config: MinHashConfig | None) -> list[tuple[str, int, int, MinHashConfig | None]]:
+        return [
+            (self.path, first, min(first + PART_DOCUMENTS, self.num_documents), config)
+            for first in range(0, self.num_documents, PART_DOCUMENTS)
+        ]
+
+    def _find(self, number: int) -> tuple[TokenSource, int]:
+        place = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        return self._sources[place], number - int(self._firsts[place])
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return Encoder.open(self.dataset.tokenizer_path)
+
+
+def index_part(job: tuple[str, int, int, MinHashConfig | None], report: Report) -> bytes:
+    """In a worker: the rows of some documents."""
+    path, first, stop, config = job
+    earlier = Earlier(path, 0)
+    out, batch, held = [], [], 0
+    for number in range(first, stop):
+        text = earlier.text(number)
+        batch.append(DocRecord(str(number), text))
+        held += len(text)
+        report(len(text))
+        if held >= BATCH_BYTES or number == stop - 1:
+            out.append(_rows(columns_of(batch, config), config))
+            batch, held = [], 0
+    return b"".join(out)
+
+
+def _row(config: MinHashConfig | None) -> np.dtype[Any]:
+    bands, rows = (0, 0) if config is None else (config.num_bands, config.num_bands * config.rows_per_band)
+    return np.dtype(
+        [("key", "<u8", (2,)), ("length", "<i8"), ("has_signature", "u1"), ("bands", "<u8", (bands,)), ("sketch", "u1", (rows,))]
+    )
+
+
+def _rows(columns: Columns, config: MinHashConfig | None) -> bytes:
+    rows = np.zeros(len(columns.ids), dtype=_row(config))
+    rows["key"], rows["length"], rows["has_signature"] = columns.keys, columns.lengths, columns.has_signature
+    rows["bands"], rows["sketch"] = columns.bands, columns.sketches
+    return rows.tobytes()
+
+
+def open_earlier(paths: Sequence[str]) -> list[Earlier]:
+    """Raises DataError where one is no finished dataset."""
+    return [Earlier(path, place) for place, path in enumerate(paths)]
+
+
+def find_earlier(earlier: Sequence[Earlier], id: str) -> tuple[Earlier, int] | None:
+    """The document that an id of `id_of` names, or None for an id of another kind."""
+    place, slash, number = id.partition("/")
+    return (earlier[int(place)], int(number)) if slash else None
