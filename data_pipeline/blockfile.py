@@ -11,6 +11,7 @@ A block is verified when something in it is first read, so a flipped byte anywhe
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -173,6 +174,13 @@ class BlockFile:
             if xxhash.xxh3_64_intdigest(self._map[low:high].data) != int(self._checksums[block]):
                 raise DataError(f"{self.path}: block {block} (bytes {low} to {high}) does not match its checksum. {REMEDY}")
             self._verified[block] = True
+
+    def release(self) -> None:
+        """Let go of the memory that what was read so far takes: who reads a file through once would otherwise hold all of it. Arrays stay
+        good; what is used again comes from the file."""
+        mapped = self._map.base
+        if isinstance(mapped, np.memmap) and hasattr(mmap, "MADV_DONTNEED"):
+            mapped._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
     def verify(self) -> None:
         """Check every block now."""

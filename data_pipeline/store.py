@@ -21,6 +21,8 @@ from data_pipeline.dedup.exact import content_key
 from data_pipeline.document import Document
 from data_pipeline.document_index import Index, IndexWriter
 
+_RELEASE_BYTES = 16 << 20  # of a part that is being read may stay in memory
+
 
 class PartWriter:
     """Appends documents to a part."""
@@ -78,13 +80,20 @@ class Part:
         self.path = self._file.path
         self.num_documents: int = self._file.meta["documents"]
         self.text_bytes: int = self._file.meta["text_bytes"]
+        self._read_bytes = 0
 
     @cached_property
     def offsets(self) -> np.ndarray:
         return self._file.read("offsets")
 
     def text(self, number: int) -> str:
-        return self._file.read("text", int(self.offsets[number]), int(self.offsets[number + 1])).tobytes().decode()
+        begin, end = int(self.offsets[number]), int(self.offsets[number + 1])
+        text = self._file.read("text", begin, end).tobytes().decode()
+        self._read_bytes += end - begin
+        if self._read_bytes >= _RELEASE_BYTES or number == self.num_documents - 1:
+            self._file.release()
+            self._read_bytes = 0
+        return text
 
     def ids(self) -> np.ndarray:
         """uint8[documents, 16]"""

@@ -16,9 +16,9 @@ import numpy as np
 from data_pipeline.blockfile import BlockFile, BlockWriter, write_blockfile
 
 PAIR = np.dtype([("key", "<u8"), ("where", "<u8")])
-RUN_RECORDS = 1 << 21
-BUDGET_BYTES = 64 << 20
-BOUND_BITS = 12
+RUN_RECORDS = 1 << 20
+BUDGET_BYTES = 24 << 20
+BOUND_BITS = 10
 
 
 class RunWriter:
@@ -83,7 +83,10 @@ def ranges(paths: Sequence[Path], *, budget_bytes: int | None = None) -> Iterato
             if run[stop] > run[first]
         ]
         if pieces:
-            yield np.concatenate(pieces)
+            pairs = np.concatenate(pieces)
+            for file in files:
+                file.release()
+            yield pairs
         first = stop
 
 

@@ -112,3 +112,16 @@ def test_an_error_while_writing_leaves_nothing(tmp_path: Path) -> None:
         out.add("a", np.arange(3))
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
+
+
+def test_released_memory_comes_again_from_the_file(tmp_path: Path) -> None:
+    """Arrays that were read stay good."""
+    path = tmp_path / "x"
+    values = np.arange(1 << 20, dtype=np.int64)
+    with write_blockfile(path, kind="numbers") as out:
+        out.add("values", values)
+    file = BlockFile(path, kind="numbers")
+    before = file.read("values")
+    file.release()
+    np.testing.assert_array_equal(before, values)
+    np.testing.assert_array_equal(file.read("values", 1000, 2000), values[1000:2000])
