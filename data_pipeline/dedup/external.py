@@ -2,7 +2,7 @@
 
 A run holds RUN_RECORDS pairs, ordered by the top BOUND_BITS of their keys, with the bounds of each range. Reading takes as many ranges
 at once as fit in a budget, from all runs: equal keys always come together. 16 bytes a pair on disk; in memory one run while writing,
-the budget while reading.
+the budget while reading, and some times as much to sort them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import numpy as np
 from data_pipeline.blockfile import BlockFile, BlockWriter, write_blockfile
 
 PAIR = np.dtype([("key", "<u8"), ("where", "<u8")])
-RUN_RECORDS = 1 << 20
-BUDGET_BYTES = 24 << 20
-BOUND_BITS = 10
+RUN_RECORDS = 1 << 18
+BUDGET_BYTES = 8 << 20
+BOUND_BITS = 12
+MAX_RANGES_BITS = 10  # a budget below 1/1024 of all would be read in too many small pieces
+_SPANS_HELD = 8
 
 
 class RunWriter:
@@ -67,27 +69,28 @@ def write_runs(path: Path) -> Iterator[RunWriter]:
 
 def ranges(paths: Sequence[Path], *, budget_bytes: int | None = None) -> Iterator[np.ndarray]:
     """PAIRs of all files, successive ranges of keys: what has one key is in one array, in no particular order."""
-    budget = (BUDGET_BYTES if budget_bytes is None else budget_bytes) // PAIR.itemsize
     files = [BlockFile(path, kind="runs") for path in paths]
     bounds = [file.read("bounds").reshape(-1, (1 << BOUND_BITS) + 1) for file in files]
     sizes = np.zeros(1 << BOUND_BITS, dtype=np.int64)
     for each in bounds:
         sizes += np.diff(each, axis=1).sum(axis=0)
+    budget = max((BUDGET_BYTES if budget_bytes is None else budget_bytes) // PAIR.itemsize, int(sizes.sum()) >> MAX_RANGES_BITS)
     first = 0
     while first < len(sizes):
         stop = max(first + 1, int(np.searchsorted(np.cumsum(sizes[first:]), budget, side="right")) + first)
-        pieces = [
-            file.read("pairs", int(run[first]), int(run[stop]))
-            for file, each in zip(files, bounds)
-            for run in each
-            if run[stop] > run[first]
-        ]
+        pieces = [piece for file, each in zip(files, bounds) for piece in _pieces(file, each[:, [first, stop]])]
         if pieces:
-            pairs = np.concatenate(pieces)
-            for file in files:
-                file.release()
-            yield pairs
+            yield np.concatenate(pieces)
         first = stop
+
+
+def _pieces(file: BlockFile, spans: np.ndarray) -> Iterator[np.ndarray]:
+    """Copies of the spans [begin, end) of a file, one of each run; what was read of it is let go of soon."""
+    for number, (begin, end) in enumerate(spans.tolist(), start=1):
+        if end > begin:
+            yield file.read("pairs", begin, end).copy()
+        if number % _SPANS_HELD == 0 or number == len(spans):
+            file.release()
 
 
 def repeated(pairs: np.ndarray, *, keep: int = 1) -> tuple[np.ndarray, np.ndarray]:

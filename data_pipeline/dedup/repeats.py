@@ -5,7 +5,8 @@ Every unit of the corpus (a line, a run of `min_words` words) becomes a pair: a 
 time. Where it stands is a number that orders all units: documents by how much they are worth keeping, units as they follow in them. Of
 equal units the first stays.
 
-Memory: one run and one range of the sort (some 80 MB each with what sorting takes), and 8 bytes for each repeated unit. Disk: 16 bytes a unit while it works.
+Memory: one run and one range of the sort (some 30 MB each with what sorting takes, or 1 % of the corpus from some GB on), and 8 bytes for
+each repeated unit. Disk: 16 bytes a unit while it works.
 """
 
 from __future__ import annotations
