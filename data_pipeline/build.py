@@ -7,62 +7,35 @@ workers. The dataset appears as a whole, by one rename, and nothing in it says w
 from __future__ import annotations
 
 import fcntl
-import json
-import os
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from data_pipeline.assemble import Built, assemble, contamination_files, make_plans
 from data_pipeline.cache_key import cache_key
-from data_pipeline.config import DataConfig, PackingConfig
+from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset
-from data_pipeline.decontaminate.evidence import contamination_lines, read_evidence, write_contamination
+from data_pipeline.decontaminate.evidence import contamination_lines, read_evidence
 from data_pipeline.decontaminate.stage import index_of
 from data_pipeline.dedup.earlier import Earlier, open_earlier
 from data_pipeline.dedup.edit import cut_repeats
-from data_pipeline.dedup.stage import Duplicates, count, deduplicate, listed
+from data_pipeline.dedup.stage import count, deduplicate
 from data_pipeline.errors import ConfigError, DataError, Fault, RunInUseError
 from data_pipeline.fim import fim_of
-from data_pipeline.ingest import contamination_path, dropped_path, ingest
-from data_pipeline.inputs import ReadTask, describe_inputs, find_inputs
-from data_pipeline.manifest import Manifest, ShardEntry, SourceEntry, source_hash, write_manifest
+from data_pipeline.ingest import dropped_path, ingest
+from data_pipeline.inputs import ReadTask, find_inputs
 from data_pipeline.pool import Workers, started
 from data_pipeline.progress import Progress, duration, size
-from data_pipeline.report import write_report
-from data_pipeline.sharding import ShardJob, make_shard, plan_shards
-from data_pipeline.shards import token_dtype
+from data_pipeline.sharding import make_shard, plan_shards
 from data_pipeline.source_loss import check_losses
 from data_pipeline.split import held_out
-from data_pipeline.step import Ledger
-from data_pipeline.storage import atomic_folder, remove_leftovers
-from data_pipeline.store import DocumentStore
-from data_pipeline.summary import dedup_line, plan_line, summary_lines
-from data_pipeline.tokenizer.facts import TokenizerFacts
+from data_pipeline.storage import remove_leftovers
+from data_pipeline.summary import dedup_line, summary_lines
 from data_pipeline.tokenizer.stage import make_tokenizer
-
-
-@dataclass(frozen=True)
-class Built:
-    """What the last stage puts together."""
-
-    config: DataConfig
-    key: str
-    tasks: list[ReadTask]
-    store: DocumentStore
-    earlier: Sequence[Earlier]
-    originals: list[Path]
-    edit_keys: list[str]
-    duplicates: Duplicates | None
-    facts: TokenizerFacts
-    jobs: list[ShardJob]
-    entries: list[ShardEntry]
-    ledger: Ledger
 
 
 def build(config: DataConfig, *, quiet: bool = False, replace: bool = False) -> Dataset:
@@ -83,7 +56,7 @@ def build(config: DataConfig, *, quiet: bool = False, replace: bool = False) -> 
         ready = _ready(config.folder, key, replace=replace)
         if ready is None:
             built = _stages(config, tasks, key, workers, progress, earlier)
-            _assemble(built, replace=replace)
+            assemble(built, replace=replace)
             _prune(built)
         dataset = Dataset.open(config.folder)
         plans = make_plans(dataset, config.packing)
@@ -95,16 +68,6 @@ def build(config: DataConfig, *, quiet: bool = False, replace: bool = False) -> 
     for line in [*summary_lines(dataset, plans, asked_vocab=asked), *_where(config)]:
         progress.say(line)
     return dataset
-
-
-def make_plans(dataset: Dataset, packing: Sequence[PackingConfig]) -> list[str]:
-    """Make the packing plans that are missing; a line about each."""
-    lines = []
-    for plan in packing:
-        for source in [*dataset.sources, *dataset.validation]:
-            made = source.plan(plan.sequence_length, plan.method)
-            lines.append(plan_line(source, made, sequence_length=plan.sequence_length, method=plan.method))
-    return lines
 
 
 def _open_earlier(config: DataConfig) -> list[Earlier]:
@@ -132,7 +95,7 @@ def _stages(config: DataConfig, tasks: list[ReadTask], key: str, workers: Worker
     )
     if config.decontaminate is not None:
         index = index_of(config.decontaminate, config.normalise)
-        for line in contamination_lines(index, read_evidence(_contamination(config, tasks))):
+        for line in contamination_lines(index, read_evidence(contamination_files(config, tasks))):
             progress.say(line)
     document_keys = [task.key for task in tasks]
     duplicates = None
@@ -203,80 +166,6 @@ def _content(kept: np.ndarray) -> str:
 # ------------------------------------------------------------------------------------------------ the folder
 
 
-def _assemble(built: Built, *, replace: bool) -> None:
-    """The whole folder beside its place, then one rename."""
-    with atomic_folder(built.config.folder, replace=replace) as folder:
-        (folder / "shards").mkdir()
-        for job in built.jobs:
-            _link(job.path, folder / "shards" / job.name)
-        facts = built.facts
-        (folder / "tokenizer.json").write_text(facts.json_text, encoding="utf-8")
-        (folder / "tokenizer_config.json").write_text(facts.config_json(), encoding="utf-8")
-        np.save(folder / "token_bytes.npy", facts.token_bytes)
-        _write_dropped(built, folder)
-        if built.config.decontaminate is not None:
-            write_contamination(folder, _contamination(built.config, built.tasks))
-        if built.duplicates is not None:
-            with open(folder / "duplicates.jsonl", "w", encoding="utf-8") as file:
-                for line in listed(built.store, built.duplicates, built.earlier):
-                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        manifest = _manifest(built)
-        write_manifest(folder, manifest)
-        dataset = Dataset.open(folder)
-        plans = make_plans(dataset, built.config.packing)
-        asked = built.config.tokenizer.vocab_size if facts.type == "bpe" else None
-        write_report(
-            folder / "report.html",
-            dataset,
-            built.duplicates,
-            summary_lines(dataset, plans, asked_vocab=asked),
-            title=built.config.folder.name,
-        )
-
-
-def _write_dropped(built: Built, folder: Path) -> None:
-    """dropped/SOURCE-00000.jsonl.zst, ...: what the filters dropped, a file for each read task."""
-    if built.config.filters is None or not built.config.filters.write_dropped:
-        return
-    (folder / "dropped").mkdir()
-    numbers: Counter[str] = Counter()
-    for task in built.tasks:
-        name = task.source.name
-        _link(dropped_path(built.config.work_folder / "documents", task), folder / "dropped" / f"{name}-{numbers[name]:05d}.jsonl.zst")
-        numbers[name] += 1
-
-
-def _contamination(config: DataConfig, tasks: Sequence[ReadTask]) -> list[Path]:
-    return [contamination_path(config.work_folder / "documents", task) for task in tasks]
-
-
-def _manifest(built: Built) -> Manifest:
-    facts = built.facts
-    sources: list[SourceEntry] = []
-    for name in [source.name for source in built.config.sources]:
-        for split in ("train", "validation"):
-            shards = tuple(entry for job, entry in zip(built.jobs, built.entries) if (job.source, job.split) == (name, split))
-            if shards:
-                digest = source_hash(name, split, shards, tokenizer_hash=facts.vocabulary.tokenizer_hash)
-                sources.append(SourceEntry(name=name, split=split, shards=shards, hash=digest))
-    return Manifest(
-        vocabulary=facts.vocabulary,
-        tokenizer=facts.to_manifest(),
-        dtype=token_dtype(facts.vocabulary.size - 1).str,
-        sources=tuple(sources),
-        ledger=built.ledger.to_dict(),
-        config={"build_key": built.key, **built.config.content(), "inputs": describe_inputs(built.tasks)},
-    )
-
-
-def _link(source: Path, target: Path) -> None:
-    """The same bytes under another name; copied where the file system has no links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-
-
 def _ready(folder: Path, key: str, *, replace: bool) -> Dataset | None:
     """The finished dataset of this key, None where the place is free (or to be freed). Raises ConfigError otherwise."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -337,7 +226,7 @@ def _prune(built: Built) -> None:
     )
     used |= {built.config.work_folder / "documents" / f"{task.key}.json" for task in built.tasks}
     used |= {dropped_path(built.config.work_folder / "documents", task) for task in built.tasks}
-    used |= {*_contamination(built.config, built.tasks), *(Path(job.tokenizer_path) for job in built.jobs)}
+    used |= {*contamination_files(built.config, built.tasks), *(Path(job.tokenizer_path) for job in built.jobs)}
     used |= {path for key in built.edit_keys for path in built.config.work_folder.glob(f"edited/{key}*")}
     for stage in ("documents", "edited", "tokenizer", "shards"):
         for path in (built.config.work_folder / stage).glob("*"):

@@ -19,7 +19,7 @@ from data_pipeline.document import Document, document_id, utf8_bytes
 from data_pipeline.errors import DataError
 from data_pipeline.records import Held, Rejected, Text, chunks, decode, lines, seekable, without_bom
 from data_pipeline.step import Ledger
-from data_pipeline.storage import DamagedStream, open_bytes
+from data_pipeline.streams import DamagedStream, open_bytes
 
 TxtDocuments = Literal["file", "paragraph", "line"]
 InvalidUtf8 = Literal["drop", "replace"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from data_pipeline.storage import DamagedStream, open_bytes
+from data_pipeline.streams import DamagedStream, open_bytes
 
 _CHUNK_BYTES = 1 << 20
 MAX_RECORD_BYTES = 1 << 28  # of a record, decompressed: a longer one is counted without being held

@@ -19,7 +19,8 @@ from data_pipeline.filters.stage import DroppedWriter
 from data_pipeline.filters.url import digest
 from data_pipeline.normalise import NormaliseConfig, normalise
 from data_pipeline.step import Drop, Ledger, Step
-from data_pipeline.storage import list_files, named_files, open_bytes
+from data_pipeline.storage import list_files, named_files
+from data_pipeline.streams import open_bytes
 from data_pipeline.words import Words, code_points, segment
 
 _SPACE = re.compile(r"\s")

@@ -13,7 +13,7 @@ import xxhash
 
 from data_pipeline.errors import DataError
 from data_pipeline.filters.config import UrlConfig
-from data_pipeline.storage import open_bytes
+from data_pipeline.streams import open_bytes
 
 _NOT_IN_WORD = re.compile(r"[^0-9a-z]+")
 

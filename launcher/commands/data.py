@@ -39,7 +39,7 @@ def build(
 @app.command()
 def pack(folder: Folder, sequence_length: Length = None, method: Method = "best_fit") -> None:
     """Make the packing plan for a sequence length. A run makes it too, if it is missing."""
-    from data_pipeline.build import make_plans
+    from data_pipeline.assemble import make_plans
     from data_pipeline.config import PackingConfig
     from data_pipeline.dataset import Dataset
     from data_pipeline.schema import validate

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from data_pipeline.config import load_data_config
 from data_pipeline.errors import ConfigError, Fault
-from data_pipeline.storage import atomic_write, is_url, list_files, open_bytes
+from data_pipeline.storage import atomic_write, is_url, list_files
+from data_pipeline.streams import open_bytes
 from launcher.commands.train import num_gpus
 from launcher.config import load_config
 

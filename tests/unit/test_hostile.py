@@ -21,7 +21,7 @@ from data_pipeline.filters.stage import Filters
 from data_pipeline.read import Rejected, count_read, read_file
 from data_pipeline.schema import validate
 from data_pipeline.step import Ledger
-from data_pipeline.storage import open_bytes
+from data_pipeline.streams import open_bytes
 from tests.benchmarks.bench_filters import MODES
 from tests.corpus_fixtures import config
 from tests.hostile_files import CASES, Case, write_case

@@ -10,7 +10,7 @@ import pytest
 
 from data_pipeline.errors import DataError, MegatronLiteError
 from data_pipeline.pool import Report, started
-from data_pipeline.storage import DamagedStream
+from data_pipeline.streams import DamagedStream
 
 
 def slow_square(task: int, report: Report) -> int:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from data_pipeline import storage
+from data_pipeline import storage, streams
 from data_pipeline.errors import DataError
 
 PAYLOAD = b"".join(b"line %d\n" % number for number in range(60_000))
 
 
 def read_all(path: Path) -> bytes:
-    with storage.open_bytes(path) as file:
+    with streams.open_bytes(path) as file:
         return file.read()
 
 
@@ -118,7 +118,7 @@ def test_a_truncated_file_gives_what_was_decoded_and_then_says_so(tmp_path: Path
     path = tmp_path / "cut"
     path.write_bytes(compress(noise)[:-cut])
     got = b""
-    with storage.open_bytes(path) as file, pytest.raises(storage.DamagedStream, match="is truncated") as caught:
+    with streams.open_bytes(path) as file, pytest.raises(streams.DamagedStream, match="is truncated") as caught:
         while chunk := file.read1(1 << 16):  # type: ignore[attr-defined]
             got += chunk
     assert caught.value.kind == "truncated"
@@ -130,7 +130,7 @@ def test_a_truncated_file_gives_what_was_decoded_and_then_says_so(tmp_path: Path
 def test_corrupt_data_is_told_from_truncated(tmp_path: Path, stored: bytes) -> None:
     path = tmp_path / "bad.gz"
     path.write_bytes(stored)
-    with storage.open_bytes(path) as file, pytest.raises(storage.DamagedStream) as caught:
+    with streams.open_bytes(path) as file, pytest.raises(streams.DamagedStream) as caught:
         while file.read1(1 << 16):  # type: ignore[attr-defined]
             pass
     assert caught.value.kind == "corrupt"
@@ -139,9 +139,9 @@ def test_corrupt_data_is_told_from_truncated(tmp_path: Path, stored: bytes) -> N
 
 def test_a_missing_or_unreadable_file_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
-        storage.open_bytes(tmp_path / "none")
+        streams.open_bytes(tmp_path / "none")
     with pytest.raises(DataError, match="can't read"):
-        storage.open_bytes(tmp_path)
+        streams.open_bytes(tmp_path)
 
 
 # ---------------------------------------------------------------------------------------------- writing
