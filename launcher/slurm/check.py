@@ -9,12 +9,12 @@ from pathlib import Path
 from data_pipeline.errors import ConfigError, Fault, RunInUseError
 from data_pipeline.loader import Dataset
 from launcher.config import RunConfig, load_config, with_vocabulary
+from launcher.huggingface import require_fitting_weights
 from launcher.mixture import cap_faults
 from launcher.run_folder import RunFolder
 from launcher.slurm.cluster import ClusterConfig
-from megatron_lite.sizes import num_parameters
+from megatron_lite.sizes import checkpoint_bytes
 
-BYTES_PER_PARAMETER = 12  # of a checkpoint: the fp32 weight and two optimizer moments
 LIVE = ("starting", "running", "stopping")
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
@@ -42,9 +42,10 @@ def check(path: Path, overrides: list[str], cluster: ClusterConfig) -> Checked:
     faults = [*_disk_faults(sized), *_path_faults(cluster), *([] if status else cap_faults(config, datasets))]
     if faults:
         raise ConfigError(faults)
+    require_fitting_weights(sized, datasets)
     notes = [*_node_notes(path, overrides, cluster), *_memory_notes(config)]
-    steps = config.training.steps
-    done = status.get("state") == "done" and steps is not None and (status.get("step") or 0) >= steps
+    steps = config.training.num_steps
+    done = status.get("state") == "done" and (status.get("step") or 0) >= steps
     finished = f"{folder.path} is finished: {steps} steps are done. To train on, raise training.steps" if done else ""
     return Checked(config, world, notes, finished)
 
@@ -75,7 +76,7 @@ def _disk_faults(config: RunConfig) -> list[Fault]:
     folder = config.run.folder.resolve()
     while not folder.exists():
         folder = folder.parent
-    one = num_parameters(config.model) * BYTES_PER_PARAMETER
+    one = checkpoint_bytes(config.model)
     kept = len(list((config.run.folder / "checkpoints").glob("step_*")))
     needed, free = one * max(1, config.checkpoint.keep_last + 1 - kept), shutil.disk_usage(folder).free
     if free >= needed:
