@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from data_pipeline.errors import ConfigError
+from data_pipeline.errors import ConfigError, NonFiniteError
 from megatron_lite.checkpoint.slices import OwnedSlice
 from megatron_lite.config import ModelConfig, OptimizerConfig, ParallelConfig, TrainingConfig
 from megatron_lite.models.batch import Batch, DropoutKey
@@ -122,7 +122,7 @@ class DeepSpeedEngine:
         gradients = [(spec_of(weight), weight.grad) for weight in self._model.parameters() if weight.grad is not None]
         try:
             norm = require_finite(float(global_norm(gradients, self._groups)), what=what)
-        except Exception:
+        except NonFiniteError:
             self._engine.zero_grad()
             raise
         factor = clip_factor(norm, self._max_norm)

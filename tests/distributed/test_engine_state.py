@@ -13,12 +13,13 @@ import torch
 
 from megatron_lite.models.init import local_init
 from megatron_lite.parallel.shard_spec import ShardSpec
+from megatron_lite.sizes import num_parameters
 from megatron_lite.training import engine_deepspeed
 from megatron_lite.training.engine import Engine, build_engine
 from megatron_lite.training.step import train_step
 from tests import parity
 from tests.engine_cases import BOTH, batch_of, engine_of, micro_batches, states
-from tests.parity import SEED, Case
+from tests.parity import MODELS, SEED, Case
 from tests.ranks import Ranks, groups_of
 
 # -------------------------------------------------------------------------------------------------------- partitions
@@ -49,7 +50,8 @@ def local_sizes(case: Case) -> list[tuple[str, int]]:
     return [(name, parameter.numel()) for name, parameter in engine.model.named_parameters()]
 
 
-def matches_deepspeeds_own_reading(stage: int, precision: str) -> None:
+def matches_deepspeeds_own_reading(stage: int, precision: str) -> int:
+    """The number of elements that were compared."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     engine = engine_of(Case(dp=2, stage=stage, precision=precision))
@@ -59,19 +61,23 @@ def matches_deepspeeds_own_reading(stage: int, precision: str) -> None:
         wrapper._hp_optimizer_states_linked = False
         wrapper._lazy_init_hp_params_optimizer_state()
     mine = {(part.parameter_name, part.state): part for part in engine.owned_slices()}
+    compared = 0
     for name, parameter in engine.model.named_parameters():
         for state in ("master", "exp_avg", "exp_avg_sq"):
             full = safe_get_full_fp32_param(parameter) if state == "master" else safe_get_full_optimizer_state(parameter, state)
             part = mine.get((name, state))
             if part is not None:
                 assert torch.equal(full.view(-1)[part.start : part.stop], part.view), (name, state)
+                compared += part.stop - part.start
+    return compared
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_slices_are_what_deepspeed_gathers(ranks2: Ranks, stage: int, precision: str) -> None:
     """The direct reading of flat partitions agrees bit for bit with DeepSpeed's slow one."""
-    ranks2.run(matches_deepspeeds_own_reading, stage, precision)
+    compared = ranks2.run(matches_deepspeeds_own_reading, stage, precision)
+    assert sum(compared) == 3 * num_parameters(MODELS["gqa"])  # the weight and two moments of every element, once
 
 
 def carried_over(case: Case) -> tuple[list[float], list[float]]:
@@ -100,18 +106,24 @@ def test_state_written_through_the_slices_goes_on_bit_equal(ranks2: Ranks, stage
         assert straight == resumed
 
 
-def starts_exact(stage: int | None) -> None:
+def starts_exact(stage: int | None) -> int:
+    """The number of elements that were compared."""
     engine = engine_of(Case(dp=2, stage=stage, precision="bf16"))
+    compared = 0
     for part in engine.owned_slices():
         if part.state == "master":
             exact = local_init(part.spec, engine.model.config, SEED, start=part.start, stop=part.stop)
             assert torch.equal(part.view, exact), part.parameter_name
+            compared += part.stop - part.start
+    return compared
 
 
 @pytest.mark.parametrize("stage", [None, 1, 2, 3])
 def test_bf16_masters_start_at_the_exact_initial_weights(ranks2: Ranks, stage: int | None) -> None:
     """DeepSpeed starts its masters from weights rounded to bf16: another run than the config's seed means."""
-    ranks2.run(starts_exact, stage)
+    compared = ranks2.run(starts_exact, stage)
+    copies = 1 if stage else 2  # unsharded, each rank has the whole
+    assert sum(compared) == copies * num_parameters(MODELS["gqa"])
 
 
 # ------------------------------------------------------------------------------------------- building, evaluating, compiling

@@ -9,15 +9,17 @@ import pytest
 import torch
 
 from data_pipeline.errors import NonFiniteError
+from megatron_lite.sizes import num_parameters
 from megatron_lite.training.step import train_step
 from tests.engine_cases import BOTH, STAGES, applied, batch_of, engine_of, micro_batches, norm_over_ranks, states
-from tests.parity import SEED, Case
+from tests.parity import MODELS, SEED, Case
 from tests.ranks import Ranks
 
 # -------------------------------------------------------------------------------------------------------------- decay
 
 
-def decayed(stage: int | None, precision: str) -> None:
+def decayed(stage: int | None, precision: str) -> int:
+    """The number of elements that were looked at."""
     engine = engine_of(Case(dp=2, stage=stage, precision=precision), lr=0.1, weight_decay=0.5)
     for part in engine.owned_slices():
         if part.state == "master":
@@ -26,40 +28,50 @@ def decayed(stage: int | None, precision: str) -> None:
     loss, _ = engine.forward(micro_batches(engine, 1)[0], None)
     engine.backward(loss * 0.0, last=True)
     assert engine.step(0.1) == 0.0
+    seen = 0
     for part in engine.owned_slices():
         wanted = 1.0 if part.parameter_name.endswith("norm.weight") else 0.95
         if part.state == "master":
             assert torch.equal(part.view, torch.full_like(part.view, wanted)), part.parameter_name
+            seen += part.stop - part.start
+    return seen
 
 
 @pytest.mark.parametrize(("stage", "precision"), BOTH)
 def test_B080_matrices_decay_and_norms_do_not(ranks2: Ranks, stage: int | None, precision: str) -> None:
     """B080: ones, gradients 0, lr 0.1, decay 0.5: matrices become 0.95, norm gains stay exactly 1."""
-    ranks2.run(decayed, stage, precision)
+    copies = 1 if stage else 2  # unsharded, each rank has the whole
+    assert sum(ranks2.run(decayed, stage, precision)) == copies * num_parameters(MODELS["gqa"])
 
 
 # ----------------------------------------------------------------------------------------------------------- clipping
 
 
-def clipped(stage: int | None, precision: str) -> None:
+def clipped(stage: int | None, precision: str) -> list[float]:
+    """For both limits: the norm of what was applied, over the norm before clipping."""
     case = Case(dp=2, stage=stage, precision=precision)
     free = engine_of(case, max_grad_norm=None, betas=(0.0, 0.95))
     raw_norm = train_step(free, micro_batches(free, 1), step=1, lr=0.0, seed=SEED).grad_norm
     raw = applied(free)
     assert norm_over_ranks(raw) == pytest.approx(raw_norm, rel=1e-6), "not clipped: what is applied has the norm that is logged"
+    left = []
     for limit, factor in ((raw_norm / 13, 1 / 13), (2 * raw_norm, 1.0)):
         engine = engine_of(case, max_grad_norm=limit, betas=(0.0, 0.95))
         logged = train_step(engine, micro_batches(engine, 1), step=1, lr=0.0, seed=SEED).grad_norm
         assert logged == pytest.approx(raw_norm, rel=1e-7), "the logged norm is the one before clipping"
         error = (applied(engine) - raw * factor).abs().max() / raw.abs().max()
         assert error < 3e-6, float(error)
-        assert norm_over_ranks(applied(engine)) <= limit + 1e-6
+        norm = norm_over_ranks(applied(engine))
+        assert norm <= limit + 1e-6
+        left.append(norm / raw_norm)
+    return left
 
 
 @pytest.mark.parametrize(("stage", "precision"), BOTH)
 def test_B088_B089_clipping_scales_all_by_one_factor(ranks2: Ranks, stage: int | None, precision: str) -> None:
     """B088, B089: a norm 13 times the limit scales every gradient by 1/13, one below the limit by nothing; logged is before."""
-    ranks2.run(clipped, stage, precision)
+    for left in ranks2.run(clipped, stage, precision):
+        assert left == pytest.approx([1 / 13, 1.0], rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------- stop on non-finite
