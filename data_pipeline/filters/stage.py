@@ -103,9 +103,9 @@ class DroppedWriter(AbstractContextManager["DroppedWriter"]):
 
     def add(self, document: Document, stage: str, reason: str) -> None:
         where = {"id": document.id, "source": document.source, **document.meta}
-        self._file.write(
-            json.dumps({"text": document.text, **where, "stage": stage, "reason": reason}, ensure_ascii=False).encode() + b"\n"
-        )
+        line = json.dumps({"text": document.text, **where, "stage": stage, "reason": reason}, ensure_ascii=False, default=str)
+        # Fields may hold halves of surrogate pairs, which UTF-8 has no bytes for; with a backslash before it each is what JSON calls it.
+        self._file.write(line.encode("utf-8", "backslashreplace") + b"\n")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:

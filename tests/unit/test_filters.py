@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import shutil
 import unicodedata
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import zstandard
 
@@ -33,6 +36,7 @@ from data_pipeline.filters.ratios import ratios
 from data_pipeline.filters.segments import DIGIT, LETTER, SPACE, SYMBOL, Segments, class_table
 from data_pipeline.filters.stage import Filters
 from data_pipeline.filters.url import url
+from data_pipeline.read import read_file
 from data_pipeline.schema import validate
 from data_pipeline.step import Drop, Ledger
 from data_pipeline.words import words
@@ -312,6 +316,23 @@ def test_every_drop_is_counted_and_written_out_with_its_reason(tmp_path: Path) -
         (3, "quality_few_words", "short"),
     ]
     assert dropped[0]["fields"] == {"url": "https://bad.example/x"} and dropped[0]["source"] == "web"
+
+
+def test_fields_that_json_or_utf8_has_no_spelling_for_are_written_so_that_anyone_can_read_them(tmp_path: Path) -> None:
+    """A lone surrogate in an address, and a date from parquet."""
+    address = "https://bad.example/\ud800/Grüße"
+    (tmp_path / "raw.jsonl").write_text(json.dumps({"text": "Größe: " + GOOD, "url": address}) + "\n" + json.dumps({"text": GOOD}))
+    table = pyarrow.table({"text": ["short"], "url": [datetime.date(2024, 2, 29)]})
+    pyarrow.parquet.write_table(table, tmp_path / "raw.parquet")
+    filters = {"url": {"block": ["bad.example"]}, "gopher_quality": {}, "write_dropped": True}
+    dataset = build(filtered(tmp_path, filters, sources=[{"name": "web", "files": str(tmp_path / "raw.*")}]), quiet=True)
+    path = dataset.path / "dropped" / "web-00000.jsonl.zst"
+    raw = zstandard.ZstdDecompressor().stream_reader(path.read_bytes()).read()
+    first, second = raw.decode("utf-8").splitlines()
+    assert json.loads(first)["fields"] == {"url": address} and "\\ud800/Grüße" in first and "Größe" in first
+    assert json.loads(second)["fields"] == {"url": "2024-02-29"}
+    again = [each.text for each in read_file(str(path), source="dropped", format="jsonl") if isinstance(each, Document)]
+    assert again == ["Größe: " + GOOD, "short"]
 
 
 def test_the_result_does_not_depend_on_the_workers_and_another_threshold_is_another_dataset(tmp_path: Path) -> None:
