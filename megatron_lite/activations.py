@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron_lite.config import ModelConfig, ParallelConfig, TrainingConfig
-from megatron_lite.sizes import loss_chunk_tokens, vocabulary_rows
+from megatron_lite.sizes import LEAST_TILE_SCORES, loss_chunk_tokens, tile_scores, vocabulary_rows
 
 FP32 = 4
-TILE_ROWS, LEAST_SCORES = 384, 1 << 17  # as in layers/tiled_attention.py
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,8 @@ class RankShape:
     @property
     def tiled(self) -> bool:
         """Whether attention goes tile by tile: layers/tiled_attention.py, on few threads."""
-        sharing, length = self.heads // self.kv_heads, self.sequence_length
-        scores = sharing * min(max(TILE_ROWS // sharing // 32 * 32, 32), length) * length
-        return self.on_cpu and self.model.attention_dropout == 0 and scores >= LEAST_SCORES
+        scores = tile_scores(self.heads // self.kv_heads, self.sequence_length)
+        return self.on_cpu and self.model.attention_dropout == 0 and scores >= LEAST_TILE_SCORES
 
     @property
     def heads(self) -> int:
@@ -163,7 +161,7 @@ def saved_by_loss(shape: RankShape) -> dict[str, int]:
     size = shape.model.hidden_size
     return {
         "hidden states' gradient": shape.tokens * size * shape.itemsize,
-        "head's gradient in fp32": vocabulary_rows(shape.model, shape.tp) * size * FP32,
+        "head's gradient in fp32": vocabulary_rows(shape.model.vocabulary, shape.tp) * size * FP32,
     }
 
 
@@ -171,7 +169,7 @@ def logits_bytes(shape: RankShape) -> tuple[int, int]:
     """(while the loss is computed, when its backward begins): what it keeps; and of a chunk of tokens the logits, probabilities
     in fp32, their copies for matrix products, and the head's gradient, with the last chunk's; or what is kept, scaled."""
     rows, size, item, kept = (
-        vocabulary_rows(shape.model, shape.tp),
+        vocabulary_rows(shape.model.vocabulary, shape.tp),
         shape.model.hidden_size,
         shape.itemsize,
         sum(saved_by_loss(shape).values()),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from megatron_lite.config import ModelConfig
 
+LEAST_TILE_SCORES = 1 << 17  # a smaller tile of CPU attention costs more in calls than it saves
+
 
 def num_parameters(config: ModelConfig) -> int:
     """Elements of all logical tensors; a tied head counts once, padding not at all."""
@@ -19,16 +21,16 @@ def num_matrix_parameters(config: ModelConfig) -> int:
     return config.num_hidden_layers * (attention + 3 * size * config.intermediate_size) + config.vocabulary * size
 
 
-def vocabulary_rows(config: ModelConfig, tp: int) -> int:
+def vocabulary_rows(vocabulary: int, tp: int) -> int:
     """Rows of the embedding and the head on one rank, padding included."""
-    return -(-config.vocabulary // tp)
+    return -(-vocabulary // tp)
 
 
 def num_local_parameters(config: ModelConfig, tp: int) -> int:
     """Elements that each tp rank holds of a model cut over tp, the vocabulary's padding included."""
     size = config.hidden_size
     norms = (2 * config.num_hidden_layers + 1) * size
-    vocabularies = (1 if config.tie_word_embeddings else 2) * vocabulary_rows(config, tp) * size
+    vocabularies = (1 if config.tie_word_embeddings else 2) * vocabulary_rows(config.vocabulary, tp) * size
     layers = num_matrix_parameters(config) - config.vocabulary * size
     assert layers % tp == 0, (layers, tp)
     return layers // tp + norms + vocabularies
@@ -37,13 +39,25 @@ def num_local_parameters(config: ModelConfig, tp: int) -> int:
 def largest_local_parameter(config: ModelConfig, tp: int) -> int:
     """Elements of the largest parameter of a rank."""
     size, heads = config.hidden_size, config.num_attention_heads + 2 * config.kv_heads
-    return max(vocabulary_rows(config, tp) * size, 2 * config.intermediate_size // tp * size, heads * config.head_size // tp * size)
+    return max(
+        vocabulary_rows(config.vocabulary, tp) * size, 2 * config.intermediate_size // tp * size, heads * config.head_size // tp * size
+    )
 
 
-def loss_chunk_tokens(vocabulary_rows: int, *, on_cpu: bool) -> int:
+def loss_chunk_tokens(rows: int, *, on_cpu: bool) -> int:
     """Tokens whose logits stand at once in the loss, over this rank's rows of the vocabulary: 32 MiB of fp32 on CPU, near its
     caches; 512 MiB on GPUs, where each chunk costs a pass over the head's fp32 gradient."""
-    return max((1 << 23 if on_cpu else 1 << 27) // max(vocabulary_rows, 1), 64)
+    return max((1 << 23 if on_cpu else 1 << 27) // max(rows, 1), 64)
+
+
+def tile_height(sharing: int) -> int:
+    """Queries in a tile of CPU attention, with so many heads to a key head; with 512 keys its scores are 786 kB."""
+    return max(384 // sharing // 32 * 32, 32)
+
+
+def tile_scores(sharing: int, length: int) -> int:
+    """Scores of the largest tile in a row of this length."""
+    return sharing * min(tile_height(sharing), length) * length
 
 
 def checkpoint_bytes(config: ModelConfig) -> int:

@@ -193,11 +193,9 @@ def large_kernels() -> Iterator[None]:
     with (
         mock.patch.object(matmul, "_LEAST_MULTIPLICATIONS", 0),
         mock.patch.object(tiled_attention, "_LEAST_SCORES", 0),
-        mock.patch.object(tiled_attention, "_height", lambda sharing: 8),
+        mock.patch.object(tiled_attention, "tile_height", lambda sharing: 8),
     ):
-        tiled_attention.tiles_of.cache_clear()
         yield
-    tiled_attention.tiles_of.cache_clear()
 
 
 Part = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], int, np.ndarray]

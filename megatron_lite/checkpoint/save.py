@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from io import FileIO
 from pathlib import Path
 
@@ -159,12 +159,17 @@ def _rank_of_state(state: str) -> tuple[int, str]:
 
 def _header(slices: list[LogicalSlice], starts: list[int], ends: list[int]) -> bytes:
     """A safetensors header; a slice that is a whole block keeps the block's shape, so that other tools see the tensor."""
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, object] = {}
     for part, start, end in zip(slices, starts, ends):
         whole = part.last - part.first == part.block.numel
         shape = list(part.block.shape) if whole else [part.last - part.first]
         entries[_label(part.block, part.state, part.first)] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(entries, separators=(",", ":")).encode()
+    return framed(entries)
+
+
+def framed(entries: Mapping[str, object]) -> bytes:
+    """What a safetensors file begins with: the length of its header, and the header, padded to 8 bytes."""
+    text = json.dumps({"__metadata__": {"format": "pt"}, **entries}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 

@@ -18,6 +18,7 @@ from megatron_lite.layers.matmul import linear
 from megatron_lite.parallel.collectives import gather_last
 from megatron_lite.parallel.groups import Axis, ProcessGroups
 from megatron_lite.parallel.shard_spec import Piece, ShardSpec
+from megatron_lite.sizes import vocabulary_rows
 
 HeadOutput = Literal["loss", "token_losses", "logits"]
 
@@ -32,7 +33,7 @@ class VocabularyCut:
 
     @classmethod
     def of(cls, vocabulary: int, tp: Axis) -> VocabularyCut:
-        num_rows = -(-vocabulary // tp.size)
+        num_rows = vocabulary_rows(vocabulary, tp.size)
         start = min(tp.rank * num_rows, vocabulary)
         return cls(start, min(num_rows, vocabulary - start), num_rows)
 

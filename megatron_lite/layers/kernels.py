@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from megatron_lite.layers.document_kernels import DocumentKernel
 from megatron_lite.layers.dropout import DropoutPlace, attention_dropout
-from megatron_lite.layers.tiled_attention import serves, tiled_attention
+from megatron_lite.layers.tiled_attention import boundaries_of, serves, tiled_attention
 
 
 class FusedMask(Protocol):
@@ -49,13 +48,13 @@ class AttentionMask:
 
             return cls(fused=Flex.of(segments), segments=segments)
         if boundaries is None:
-            boundaries = _boundaries(segments)
+            boundaries = boundaries_of(segments)
             longest = int(boundaries.diff().max())
         if kernel == "varlen":
             from megatron_lite.layers.gpu_attention import Varlen
 
             return cls(fused=Varlen.of(boundaries, longest=longest, length=segments.shape[1]), segments=segments)
-        return cls(pieces=tuple(stop - start for start, stop in itertools.pairwise(boundaries.tolist())), segments=segments)
+        return cls(pieces=tuple(boundaries.diff().tolist()), segments=segments)
 
     @classmethod
     def of_positions(cls, queries: Tensor, keys: Tensor) -> AttentionMask:
@@ -91,7 +90,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: AttentionMask, dropout: 
         return _by_hand(q, k, v, mask, dropout)
     if mask.fused is not None:
         return mask.fused.attend(q, k, v)
-    if mask.allowed is None and (mask.segments is not None or mask.pieces is not None):
+    if mask.segments is not None:
         return _within_pieces(q, k, v, mask)
     if mask.allowed is None and serves(q, k):
         return tiled_attention(q, k, v, None)
@@ -142,14 +141,6 @@ def _by_hand(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: Atte
         1, (k.shape[1], -1)
     )
     return torch.matmul(kept, v.float().unsqueeze(2)).flatten(1, 2).to(q.dtype)
-
-
-def _boundaries(segments: Tensor) -> Tensor:
-    """int32 [N + 1]: where runs of equal numbers start in the rows [B, S] laid end to end, then B * S."""
-    starts = torch.ones_like(segments, dtype=torch.bool)
-    starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    places = starts.flatten().nonzero()[:, 0]
-    return torch.cat([places, places.new_full((1,), segments.numel())]).to(torch.int32)
 
 
 def _blocks(segments: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ keys that any of them sees; its scores stay in a core's cache and are made again
 from __future__ import annotations
 
 import functools
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +12,9 @@ import torch
 from torch import Tensor
 
 from megatron_lite.layers.matmul import times_transposed
+from megatron_lite.sizes import LEAST_TILE_SCORES, tile_height, tile_scores
 
-_TILE_ROWS = 384  # queries times heads; with 512 keys the scores are 786 kB
-_LEAST_SCORES = 1 << 17  # a smaller tile costs more in calls than it saves
+_LEAST_SCORES = LEAST_TILE_SCORES
 _MOST_THREADS = 4  # tiles follow one after the other: with many cores torch's kernel, a head a core, wins
 
 
@@ -35,7 +34,7 @@ def serves(q: Tensor, k: Tensor) -> bool:
     """Whether tiles are the faster way: q [B, H, S, E], k [B, K, T, E]."""
     length, sharing = q.shape[2], q.shape[1] // k.shape[1]
     suited = q.device.type == "cpu" and q.dtype in (torch.float32, torch.bfloat16) and length == k.shape[2]
-    return suited and sharing * min(_height(sharing), length) * length >= _LEAST_SCORES and torch.get_num_threads() <= _MOST_THREADS
+    return suited and tile_scores(sharing, length) >= _LEAST_SCORES and torch.get_num_threads() <= _MOST_THREADS
 
 
 def tiled_attention(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, pieces: tuple[int, ...] | None = None) -> Tensor:
@@ -47,20 +46,20 @@ def tiled_attention(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, pi
 def _tiles(q: Tensor, k: Tensor, segments: Tensor | None, pieces: tuple[int, ...] | None) -> tuple[Tile, ...]:
     if pieces is None:
         pieces = (q.shape[2],) * q.shape[0] if segments is None else run_lengths(segments)
-    return tiles_of(pieces, q.shape[2], _height(q.shape[1] // k.shape[1]))
+    return tiles_of(pieces, q.shape[2], tile_height(q.shape[1] // k.shape[1]))
 
 
 def run_lengths(segments: Tensor) -> tuple[int, ...]:
     """Of the runs of equal numbers in [B, S], row after row."""
+    return tuple(boundaries_of(segments).diff().tolist())
+
+
+def boundaries_of(segments: Tensor) -> Tensor:
+    """int32 [N + 1]: where runs of equal numbers start in the rows [B, S] laid end to end, then B * S."""
     starts = torch.ones_like(segments, dtype=torch.bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    places = [*starts.flatten().nonzero()[:, 0].tolist(), segments.numel()]
-    return tuple(stop - start for start, stop in itertools.pairwise(places))
-
-
-def _height(sharing: int) -> int:
-    """Queries a tile, with so many heads to a key head."""
-    return max(_TILE_ROWS // sharing // 32 * 32, 32)
+    places = starts.flatten().nonzero()[:, 0]
+    return torch.cat([places, places.new_full((1,), segments.numel())]).to(torch.int32)
 
 
 @functools.lru_cache(maxsize=4)  # every layer and the backward pass ask for the same
@@ -131,7 +130,7 @@ def _backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, ti
             q_gradient[at] = times_transposed(scores_gradient, k[keys].t()).view(-1, sharing, q.shape[3])
             k_gradient[keys] += times_transposed(scores_gradient.t(), queries[at].flatten(0, 1).t())
     q_gradient = torch.mul(_ungrouped(q_gradient), scale, out=_like_queries(q))
-    return q_gradient, k_gradient.mul_(scale).to(k.dtype), v_gradient.to(v.dtype, copy=True)
+    return q_gradient, k_gradient.mul_(scale).to(k.dtype), v_gradient.to(v.dtype)
 
 
 def _grouped(x: Tensor, k: Tensor) -> Tensor:

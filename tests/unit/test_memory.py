@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_lite.activations import LEAST_SCORES, TILE_ROWS, rank_shape, saved_by_layer, saved_by_loss, saved_outside_layers
+from megatron_lite.activations import rank_shape, saved_by_layer, saved_by_loss, saved_outside_layers
 from megatron_lite.config import ModelConfig, ParallelConfig, TrainingConfig
 from megatron_lite.layers import tiled_attention
 from megatron_lite.memory import Buckets, memory
@@ -89,7 +89,16 @@ def test_activations_are_those_that_autograd_keeps(precision: Any, checkpointing
 
 def test_tiles_are_the_kernels() -> None:
     """If this fails, the plan takes another way through attention than a run does."""
-    assert (TILE_ROWS, LEAST_SCORES) == (tiled_attention._TILE_ROWS, tiled_attention._LEAST_SCORES)
+    parallel, seen = ParallelConfig(zero_stage=0), set()
+    for heads, kv_heads in ((4, 4), (4, 2), (6, 2), (8, 1)):
+        for length in (32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048):
+            config = ModelConfig(**{**MODEL, "hidden_size": 16 * heads, "num_attention_heads": heads, "num_key_value_heads": kv_heads})
+            training = TrainingConfig(steps=1, sequence_length=length)
+            q, k = torch.empty(1, heads, length, 16), torch.empty(1, kv_heads, length, 16)
+            tiled = rank_shape(config, training, parallel, micro_batch_size=1).tiled
+            assert tiled == tiled_attention.serves(q, k), (heads, kv_heads, length)
+            seen.add(tiled)
+    assert seen == {False, True}
 
 
 @pytest.mark.parametrize("length", [LENGTH, 512])

@@ -16,6 +16,7 @@ from megatron_lite.checkpoint.huggingface.folder import INDEX, SINGLE
 from megatron_lite.checkpoint.load import execute
 from megatron_lite.checkpoint.manifest import Manifest
 from megatron_lite.checkpoint.plan import Index, make_plan
+from megatron_lite.checkpoint.save import framed
 from megatron_lite.checkpoint.slices import Block, LogicalSlice
 
 DTYPES = {"fp32": (torch.float32, "F32"), "bf16": (torch.bfloat16, "BF16"), "fp16": (torch.float16, "F16")}
@@ -118,15 +119,13 @@ def share_out(shapes: Mapping[str, tuple[int, ...]], *, item_bytes: int, max_fil
 def header(shapes: Mapping[str, tuple[int, ...]], dtype: str) -> bytes:
     """What a safetensors file begins with, for tensors that lie one after the other."""
     item, name = DTYPES[dtype][0].itemsize, DTYPES[dtype][1]
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, object] = {}
     at = 0
     for tensor, shape in shapes.items():
         end = at + math.prod(shape) * item
         entries[tensor] = {"dtype": name, "shape": list(shape), "data_offsets": [at, end]}
         at = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    return framed(entries)
 
 
 def _converted(values: torch.Tensor, dtype: str, name: str) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from data_pipeline.errors import CheckpointError
 from megatron_lite.checkpoint.agree import raise_together
-from megatron_lite.checkpoint.huggingface.folder import Stored, check_tensors, open_tensors, read_model
+from megatron_lite.checkpoint.huggingface.folder import check_tensors, open_tensors, read_model
 from megatron_lite.checkpoint.slices import LogicalSlice, OwnedSlice, logical_slices, padding, window
 from megatron_lite.parallel.groups import ProcessGroups
 
@@ -32,7 +32,7 @@ def load_huggingface(folder: Path, slices: Sequence[OwnedSlice], groups: Process
         names = {ours: theirs for ours, (theirs, _) in family.names(config).items()}
         masters = [owned for owned in slices if owned.state == "master"]
         targets = [part for owned in masters for part in logical_slices(owned, to_write=False)]
-        _check_targets(folder, {names[ours]: ours for ours in names}, stored, targets)
+        _check_targets(folder, {ours: shape for ours, (_, shape) in family.names(config).items()}, targets)
         with ExitStack() as stack:
             files: dict[Path, Any] = {}
             for part in targets:
@@ -50,9 +50,8 @@ def load_huggingface(folder: Path, slices: Sequence[OwnedSlice], groups: Process
     raise_together(error, groups.world, doing=f"{folder} can't be loaded")
 
 
-def _check_targets(folder: Path, ours: dict[str, str], stored: dict[str, Stored], targets: Sequence[LogicalSlice]) -> None:
+def _check_targets(folder: Path, shapes: Mapping[str, tuple[int, ...]], targets: Sequence[LogicalSlice]) -> None:
     """The model that was built is the one that the folder holds."""
-    shapes = {name: stored[theirs].shape for theirs, name in ours.items()}
     wrong = {
         f"{part.block.name}: {list(shapes.get(part.block.name, ()))} instead of {list(part.block.global_shape)}"
         for part in targets
