@@ -86,7 +86,7 @@ def _overlaps(item: int, runs: list[_Run], words: Words, index: Index, config: D
         longest = max(group, key=lambda run: (run.end - run.begin, -len(index.passages[run.passage].words)))
         passage = index.passages[longest.passage]
         begin, end = group[0].begin, max(run.end for run in group)
-        answer = _answer_near(begin, end, group, words, index, index.answers[item], config)
+        answer = _answer_near(begin, end, group, words, index, item, config)
         needed = config.require_answer or all(index.passages[run.passage].needs_answer for run in group)
         if answer is False and needed:
             continue
@@ -94,14 +94,14 @@ def _overlaps(item: int, runs: list[_Run], words: Words, index: Index, config: D
 
 
 def _answer_near(
-    begin: int, end: int, group: list[_Run], words: Words, index: Index, answers: list[np.ndarray], config: DecontaminateConfig
+    begin: int, end: int, group: list[_Run], words: Words, index: Index, item: int, config: DecontaminateConfig
 ) -> bool | None:
-    """Whether an answer stands within the window around [begin, end), other than within the question's own words."""
+    """Whether an answer of the item stands within the window around [begin, end), other than within the question's own words."""
+    answers = index.answers[item]
     if not any(len(answer) for answer in answers):
         return None
-    if any(
-        "answer" in index.passages[run.passage].field and run.end - run.begin == len(index.passages[run.passage].words) for run in group
-    ):
+    passages = [(index.passages[run.passage], run.end - run.begin) for run in group]
+    if any(passage.has_answer[item] and length == len(passage.words) for passage, length in passages):
         return True
     low, high = max(0, begin - config.answer_window), end + config.answer_window
     window = words.hashes[low:high]

@@ -21,12 +21,13 @@ _TABLE_SLOTS_A_KEY = 16
 @dataclass(frozen=True, slots=True)
 class Passage:
     """Words in a row that must not be found: uint64[words], by hash; of which field, and of which items. `needs_answer`: found as a
-    whole, they count only beside an answer."""
+    whole, they count only beside an answer. `has_answer`: of each item, whether its answer is among them."""
 
     words: np.ndarray
     field: str
     items: tuple[int, ...]
     needs_answer: bool
+    has_answer: dict[int, bool]
 
 
 class Keys:
@@ -84,16 +85,16 @@ def make_index(items: Sequence[Item], config: DecontaminateConfig, *, stop_texts
                 owners.append((number, part))
     hashed = hash_texts(texts)
     answers = _in_groups([list(item.answers) for item in items])
-    found: dict[bytes, tuple[np.ndarray, str, dict[int, None], bool]] = {}
+    found: dict[bytes, tuple[np.ndarray, str, dict[int, bool], bool]] = {}
     indexed: set[int] = set()
     for words, (number, part) in zip(hashed, owners):
         if len(words) < (config.ngram if part.only_long else config.min_words):
             continue
         needs_answer = len(words) < config.ngram and part.is_question and any(len(answer) for answer in answers[number])
         entry = found.setdefault(words.tobytes() + bytes([needs_answer]), (words, part.field, {}, needs_answer))
-        entry[2][number] = None
+        entry[2].setdefault(number, part.has_answer)
         indexed.add(number)
-    passages = [Passage(words, name, tuple(owned), needs) for words, name, owned, needs in found.values()]
+    passages = [Passage(words, name, tuple(owned), needs, owned) for words, name, owned, needs in found.values()]
     stops = hash_texts(list(stop_texts))
     runs, stopped = _runs(passages, items, config, stops)
     wholes, stopped_too = _wholes(passages, config, stops)
@@ -124,12 +125,13 @@ def _hash_batch(lowered: Sequence[str]) -> list[np.ndarray]:
 
 
 class _Part(NamedTuple):
-    """`only_long`: says nothing by itself unless it is as long as a run."""
+    """`only_long`: says nothing by itself unless it is as long as a run; `has_answer`: a right answer is part of it."""
 
     field: str
     text: str
     is_question: bool = False
     only_long: bool = False
+    has_answer: bool = False
 
 
 def _parts(item: Item) -> Iterator[_Part]:
@@ -139,11 +141,11 @@ def _parts(item: Item) -> Iterator[_Part]:
         if (bare := without_label(question)) != question:
             yield _Part(name, bare, is_question=True)
         for answer in item.answers:
-            yield _Part(f"{name}, answer", f"{bare} {answer}")
+            yield _Part(f"{name}, answer", f"{bare} {answer}", has_answer=True)
         if item.choices:
             yield _Part(f"{name}, choices", f"{bare} {' '.join(item.choices)}")
     for answer in item.answers:
-        yield _Part("answer", answer, only_long=True)
+        yield _Part("answer", answer, only_long=True, has_answer=True)
     for choice in item.choices:
         yield _Part("choice", choice, only_long=True)
 

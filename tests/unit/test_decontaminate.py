@@ -155,6 +155,18 @@ def test_an_answer_can_be_required() -> None:
     assert overlaps(QUESTION, inside, require_answer=True) == []  # a word of the question is no answer
 
 
+def test_a_field_with_answer_in_its_name_is_no_answer() -> None:
+    """Nor is a passage the answer of every item that has it, nor no one's because another item has it as its question."""
+    named = Item("exam", "exam:1", (("answer_context", QUESTION),), (), ("the oldest",))
+    (found,) = overlaps(QUESTION, named)
+    assert found.answer is False
+    assert overlaps(QUESTION, named, require_answer=True) == []
+    asks, answers = item(QUESTION, answers=("the oldest",)), item("What was asked?", answers=(QUESTION,), name="exam:2")
+    for order in ((asks, answers), (answers, asks)):
+        found_of = {order[overlap.item].name: overlap.answer for overlap in overlaps(QUESTION, *order)}
+        assert found_of == {"exam:1": False, "exam:2": True}
+
+
 def test_templates_and_stop_texts_do_not_count() -> None:
     template = "Read the following passage with care and then choose the one answer that fits it best: "
     rng = random.Random(5)
