@@ -20,6 +20,7 @@ from launcher.environment import Environment
 from launcher.lock import RunLock
 
 FINAL_STATES = ("done", "stopped", "failed")
+LIVE_STATES = ("starting", "running", "stopping")
 
 
 class RunFolder:
@@ -58,6 +59,10 @@ class RunFolder:
     def status(self) -> dict[str, Any]:
         """status.json as it stands; empty where there is none."""
         return read_json(self.status_file)
+
+    def in_use(self) -> bool:
+        """Whether a job is at the run now: it holds the lock on this host, or, on another, it touched the lock just now."""
+        return self.lock.held_by_somebody() or (self.status().get("state") in LIVE_STATES and self.lock.touched_lately())
 
     def write_status(self, state: str, *, code: int | None = None, **more: Any) -> None:
         """Replace status.json; fields that are None stay as they were. Within an attempt the first end is the last word."""

@@ -12,8 +12,6 @@ from launcher.metrics import last_rates, to_line
 from launcher.run_folder import RunFolder, read_json
 from launcher.slurm.allocation import seconds_left, show_job
 
-LIVE = ("starting", "running", "stopping")
-
 
 def show_status(run: Path) -> None:
     """status.json as one line of JSON, with `alive`: whether a job holds the folder on this host, or touched it just now; the
@@ -23,8 +21,13 @@ def show_status(run: Path) -> None:
     if not status and job is None:
         raise ConfigError([Fault("RUN", str(run), "a run folder, with a status.json in it", "it is printed when a run starts: runs/NAME")])
     age_s = time.time() - status.pop("time", time.time())
-    alive = folder.lock.held_by_somebody() or (status.get("state") in LIVE and folder.lock.touched_lately())
-    shown = {"run": str(run), **(status or {"state": "queued"}), "alive": alive, "age_s": round(age_s), **last_rates(folder.metrics)}
+    shown = {
+        "run": str(run),
+        **(status or {"state": "queued"}),
+        "alive": folder.in_use(),
+        "age_s": round(age_s),
+        **last_rates(folder.metrics),
+    }
     print(to_line({**shown, **({"job": {**describe_job(job), **last}} if job else {})}), end="")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 from pathlib import Path
 
@@ -82,6 +83,23 @@ def test_status_within_an_attempt(tmp_path: Path) -> None:
     folder.write_status("running", step=5)
     assert (folder.status()["state"], folder.status()["code"], folder.status()["failed_rank"]) == ("failed", 6, 1)
     folder.lock.release()
+
+
+def test_a_run_is_in_use_while_a_job_holds_it_here_or_touches_it_elsewhere(tmp_path: Path) -> None:
+    """If this fails, a second job is submitted for a run, or a run that died on another host is never let go."""
+    folder, other = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    assert not other.in_use()
+    folder.begin(Environment())
+    assert other.in_use()
+    folder.lock.release()
+    assert not other.in_use()
+    folder.lock.path.write_text('{"host": "elsewhere"}')  # no flock is seen across hosts: the time of the last touch counts
+    assert other.in_use()
+    folder.write_status("failed", code=1)
+    assert not other.in_use()
+    folder.write_status("running")
+    os.utime(folder.lock.path, (0, 0))
+    assert not other.in_use()
 
 
 def test_errors_for_users_have_no_traceback_and_ours_have() -> None:
