@@ -138,7 +138,7 @@ def report(
     run: Run,
     to: Annotated[Optional[Path], typer.Option("--to", help="Where to write it; default: in the run folder.")] = None,
 ) -> None:
-    """One HTML page of a run: curves, evaluations, attempts, data, events, environment. Also written whenever a run ends."""
+    """One HTML page of a run: curves, evaluations, attempts, data, events, environment. Also written when a run is done or stopped."""
     from launcher.commands.report import report_run
 
     report_run(run, to=to)

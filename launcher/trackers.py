@@ -26,7 +26,6 @@ from launcher.run_folder import read_json, write_json
 INIT_TIMEOUT_S = 60.0  # of wandb's own start; training goes on meanwhile
 FINISH_TIMEOUT_S = 20.0  # the most that the end of a run waits for wandb
 UNREACHED_TIMEOUT_S = 8.0  # the same online, where the server has not answered by then
-Mode = str
 
 
 class Tracker:
@@ -137,7 +136,7 @@ class WandbTracker(BackgroundTracker):
     name = "wandb"
 
     def __init__(
-        self, folder: Path, wandb_config: WandbConfig, *, mode: Mode, name: str, config: dict[str, Any], warn: Callable[[str], None]
+        self, folder: Path, wandb_config: WandbConfig, *, mode: str, name: str, config: dict[str, Any], warn: Callable[[str], None]
     ) -> None:
         self._settings: dict[str, Any] = {
             "id": run_id(folder, wandb_config.project),
@@ -213,7 +212,7 @@ def run_id(folder: Path, project: str) -> str:
     return new
 
 
-def choose_mode(wandb_config: WandbConfig, environ: Mapping[str, str]) -> Mode:
+def choose_mode(wandb_config: WandbConfig, environ: Mapping[str, str]) -> str:
     """auto: what WANDB_MODE says, else online where a key is found (WANDB_API_KEY or netrc), else offline."""
     if wandb_config.mode != "auto":
         return wandb_config.mode

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,6 +137,3 @@ def main(words: list[str]) -> int:
 
 
 USAGE = "Usage: bash slurm/pretrain.sh CONFIG [section.key=value ...] [cluster=NAME] [cluster.key=value ...] [--dry-run]"
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
