@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from data_pipeline.errors import ConfigError, Fault
 from data_pipeline.loader import Dataset
 from launcher.config import RunConfig
+from megatron_lite.checkpoint.committed import committed
 from megatron_lite.checkpoint.huggingface.families import differences
 from megatron_lite.checkpoint.huggingface.folder import check_tensors, open_tensors, read_model
 from megatron_lite.config import ModelConfig
@@ -30,7 +30,7 @@ def require_fitting_weights(config: RunConfig, datasets: Iterable[Dataset]) -> N
     checkpoints no longer needs it. The vocabulary is resolved. Raises ConfigError with every difference, CheckpointError
     where the folder's files don't hold what they should."""
     folder = huggingface_folder(config.checkpoint.init_from)
-    if folder is None or config.checkpoint.resume not in ("auto", "never") or _has_checkpoints(config.run.folder / "checkpoints"):
+    if folder is None or config.checkpoint.resume not in ("auto", "never") or committed(config.run.folder / "checkpoints"):
         return
     family, theirs = read_model(folder)
     faults = differences(family, config.model, theirs, where=str(folder / "config.json"))
@@ -38,10 +38,6 @@ def require_fitting_weights(config: RunConfig, datasets: Iterable[Dataset]) -> N
     if faults:
         raise ConfigError(faults)
     check_tensors(folder, open_tensors(folder), family, theirs)
-
-
-def _has_checkpoints(folder: Path) -> bool:
-    return folder.is_dir() and any(re.fullmatch(r"step_\d+", path.name) for path in folder.iterdir())
 
 
 def tokenizer_faults(folder: Path, model: ModelConfig, datasets: Iterable[Dataset]) -> list[Fault]:

@@ -18,6 +18,7 @@ from launcher.config import RunConfig
 from launcher.metrics import JsonLines
 from launcher.run_folder import RunFolder, read_json
 from launcher.saved_config import read_config
+from megatron_lite.checkpoint.committed import committed
 
 Record = dict[str, Any]
 
@@ -94,9 +95,9 @@ class RunFacts:
         return found
 
     def checkpoints(self) -> list[tuple[str, int]]:
-        """(name, bytes) of each complete checkpoint."""
-        manifests = sorted(self.folder.checkpoints.glob("step_*/manifest.json"))
-        return [(path.parent.name, sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())) for path in manifests]
+        """(name, bytes) of each committed checkpoint, oldest first."""
+        paths = committed(self.folder.checkpoints).values()
+        return [(path.name, sum(file.stat().st_size for file in path.iterdir() if file.is_file())) for path in paths]
 
 
 def number(value: Any) -> float:

@@ -16,7 +16,7 @@ from launcher.console import show
 from launcher.metrics import last_rates
 from launcher.run_folder import RunFolder, read_json
 from launcher.slurm.allocation import Allocation, ended_by, held_port, limit_s, read_allocation, seconds_left, show_job
-from launcher.slurm.chain import Attempt, Decision, decide, lead_s, newest_checkpoint, stuck
+from launcher.slurm.chain import Attempt, Decision, decide, lead_s, newest_step, stuck
 from launcher.slurm.check import sizes_that_would_do
 from launcher.slurm.cluster import ClusterConfig, container_flags, rank_command, shown
 from launcher.slurm.submission import ROOT, Submission, folders_of
@@ -50,7 +50,7 @@ def run_attempt(submission: Submission, environ: Mapping[str, str]) -> Decision:
     for source in config.data.mixture:
         Dataset.open(source.path)
     folder, job = RunFolder(config.run.folder), show_job(allocation.job_id)
-    checkpoint = newest_checkpoint(folder.checkpoints)
+    checkpoint = newest_step(folder.checkpoints)
     before = submission.chain.attempts()
     if stuck(before, checkpoint):
         return Decision("end", 1, f"{len(before)} attempts, and the last ones brought no new checkpoint: not started again")
@@ -68,7 +68,7 @@ def run_attempt(submission: Submission, environ: Mapping[str, str]) -> Decision:
         is_new=is_new,
         srun_code=srun_code,
         attempts=submission.chain.attempts(),
-        checkpoint=newest_checkpoint(folder.checkpoints),
+        checkpoint=newest_step(folder.checkpoints),
         ended_by=ended_by(job),
     )
     submission.note(last=decision.why)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from data_pipeline.storage import atomic_write
+from megatron_lite.checkpoint.committed import committed
 
 # Whatever happened, it will happen again: config, data, checkpoints, non-finite numbers, a folder that another job has.
 FINAL_CODES = {
@@ -50,10 +50,9 @@ class Chain:
             file.write(json.dumps([asdict(each) for each in [*self.attempts(), attempt]], indent=1).encode() + b"\n")
 
 
-def newest_checkpoint(folder: Path) -> int | None:
+def newest_step(folder: Path) -> int | None:
     """The step of the newest committed checkpoint, without opening it."""
-    found = [re.fullmatch(r"step_([0-9]+)", path.name) for path in folder.glob("step_*") if (path / "manifest.json").is_file()]
-    return max((int(match[1]) for match in found if match), default=None)
+    return max(committed(folder), default=None)
 
 
 def stuck(attempts: list[Attempt], now: int | None) -> bool:

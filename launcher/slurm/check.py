@@ -13,9 +13,9 @@ from launcher.huggingface import require_fitting_weights
 from launcher.mixture import cap_faults
 from launcher.run_folder import RunFolder
 from launcher.slurm.cluster import ClusterConfig
+from megatron_lite.checkpoint.committed import committed
 from megatron_lite.sizes import checkpoint_bytes
 
-LIVE = ("starting", "running", "stopping")
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
@@ -35,7 +35,7 @@ def check(path: Path, overrides: list[str], cluster: ClusterConfig) -> Checked:
     config = load_config(path, overrides, world_size=world)
     folder = RunFolder(config.run.folder)
     status = folder.status()
-    if folder.lock.held_by_somebody() or (status.get("state") in LIVE and folder.lock.touched_lately()):
+    if folder.in_use():
         raise RunInUseError(f"{folder.path} is in use: a job is at it now. Wait for it, cancel it, or choose another run.name")
     datasets = [Dataset.open(source.path) for source in config.data.mixture]
     sized = with_vocabulary(config, tokenizer_size=datasets[0].vocab_size)
@@ -77,7 +77,7 @@ def _disk_faults(config: RunConfig) -> list[Fault]:
     while not folder.exists():
         folder = folder.parent
     one = checkpoint_bytes(config.model)
-    kept = len(list((config.run.folder / "checkpoints").glob("step_*")))
+    kept = len(committed(RunFolder(config.run.folder).checkpoints))
     needed, free = one * max(1, config.checkpoint.keep_last + 1 - kept), shutil.disk_usage(folder).free
     if free >= needed:
         return []

@@ -10,11 +10,11 @@ from typing import Any
 from data_pipeline.errors import CheckpointError
 from data_pipeline.storage import fsync_folder
 from megatron_lite.checkpoint.agree import broadcast_json, raise_together
+from megatron_lite.checkpoint.committed import step_of
 from megatron_lite.checkpoint.load import verify_checkpoint
 from megatron_lite.checkpoint.manifest import RunState, read_manifest, state_from_json
 from megatron_lite.parallel.groups import ProcessGroups
 
-_COMMITTED = re.compile(r"step_(\d{8,})")
 _UNFINISHED = re.compile(r"step_(\d{8,})\.(tmp-\d+|deleting)")
 
 
@@ -58,7 +58,7 @@ def survey(root: Path) -> Survey:
     for path in entries:
         if _UNFINISHED.fullmatch(path.name):
             found.unfinished.append(path)
-        if not _COMMITTED.fullmatch(path.name) or not path.is_dir():
+        if step_of(path.name) is None or not path.is_dir():
             continue
         info = inspect_checkpoint(path)
         if isinstance(info, str):
@@ -86,8 +86,7 @@ def inspect_checkpoint(path: Path) -> CheckpointInfo | str:
             return f"{path / file.name} can't be read: {error.strerror}"
         if size != file.data_start + file.data_bytes:
             return f"{path / file.name} has {size:,} bytes instead of {file.data_start + file.data_bytes:,}: it was cut off or written to"
-    named = _COMMITTED.fullmatch(path.name)
-    if named and int(named[1]) != manifest.state.step:
+    if step_of(path.name) not in (None, manifest.state.step):
         return f"{path} holds step {manifest.state.step}: it was renamed"
     return CheckpointInfo(path, manifest.state.step, manifest.attempt, manifest.num_bytes(), manifest.state)
 
@@ -174,9 +173,9 @@ def _refusal(root: Path, damaged: list[tuple[Path, str]], complete: list[Checkpo
 
 
 def _step(path: Path) -> int:
-    named = _COMMITTED.fullmatch(path.name)
-    assert named, path
-    return int(named[1])
+    step = step_of(path.name)
+    assert step is not None, path
+    return step
 
 
 def quarantine(path: Path) -> Path:

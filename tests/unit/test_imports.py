@@ -105,6 +105,7 @@ def test_megatron_lite_never_imports_right() -> None:
         ("launcher.config", {"torch", "deepspeed", "datasets", "matplotlib", "wandb"}),
         ("data_pipeline.loader", {"torch", "tokenizers", "datasets", "pyarrow"}),
         ("megatron_lite.config", {"torch", "deepspeed"}),
+        ("megatron_lite.checkpoint.committed", {"torch", "deepspeed", "numpy"}),
     ],
 )
 def test_light_modules_load_nothing_heavy(module: str, kept_out: set[str]) -> None:

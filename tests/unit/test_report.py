@@ -115,6 +115,15 @@ def test_whatever_is_missing_or_torn_is_left_out(run: Path, left: str) -> None:
     assert "<h1>" in write_report(run).read_text()
 
 
+def test_only_committed_checkpoints_are_listed(run: Path) -> None:
+    """What was moved aside, or half written, or half deleted, is no checkpoint of the run."""
+    for name in ("step_00000004", "step_00000006.bad", "step_00000008.tmp-2", "step_00000002.deleting"):
+        (run / "checkpoints" / name).mkdir(parents=True)
+        (run / "checkpoints" / name / "manifest.json").write_text("{}")
+    (run / "checkpoints" / "step_00000008").mkdir()
+    assert read_run(run).checkpoints() == [("step_00000004", 2)]
+
+
 def test_a_run_of_another_version_still_has_a_report(run: Path) -> None:
     (run / "config.yaml").write_text(yaml.safe_dump({**CONFIG, "from_the_future": {"x": 1}}))
     assert "from_the_future" in write_report(run).read_text()

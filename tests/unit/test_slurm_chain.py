@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.slurm.chain import Attempt, Chain, decide, lead_s, newest_checkpoint, stuck
+from launcher.slurm.chain import Attempt, Chain, decide, lead_s, newest_step, stuck
+from megatron_lite.checkpoint.committed import committed
 
 
 def attempt(checkpoint: int | None, restart: int = 0) -> Attempt:
@@ -70,12 +71,22 @@ def test_the_chain_outlives_its_jobs(tmp_path: Path) -> None:
 
 
 def test_only_committed_checkpoints_count(tmp_path: Path) -> None:
-    assert newest_checkpoint(tmp_path / "none") is None
-    for name in ("step_00000004", "step_00000008.tmp-2", "step_00000012.bad", "step_00000006"):
+    assert newest_step(tmp_path / "none") is None
+    others = ("step_00000008.tmp-2", "step_00000012.bad", "step_00000013.bad-2", "step_00000014.deleting", "step_99", "best")
+    for name in ("step_00000004", "step_00000006", "step_123456789", *others):
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").touch()
-    (tmp_path / "step_00000020").mkdir()
-    assert newest_checkpoint(tmp_path) == 6
+    (tmp_path / "step_200000000").mkdir()
+    (tmp_path / "step_00000030").touch()
+    assert newest_step(tmp_path) == 123456789
+    assert [(step, path.name) for step, path in committed(tmp_path).items()] == [
+        (4, "step_00000004"),
+        (6, "step_00000006"),
+        (123456789, "step_123456789"),
+    ]
+    for path in committed(tmp_path).values():
+        (path / "manifest.json").unlink()
+    assert newest_step(tmp_path) is None
 
 
 def test_the_lead_follows_the_measured_time_to_save() -> None:
