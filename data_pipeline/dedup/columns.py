@@ -17,6 +17,7 @@ import numpy as np
 from data_pipeline.dedup.config import MinHashConfig
 from data_pipeline.dedup.exact import content_key
 from data_pipeline.dedup.external import write_runs
+from data_pipeline.dedup.keepers import keeper_order
 from data_pipeline.dedup.minhash import band_keys, signatures, sketches
 from data_pipeline.document import utf8_bytes
 from data_pipeline.errors import DataError
@@ -137,7 +138,7 @@ class Table:
 
     def keeper_order(self) -> np.ndarray:
         """int64[n]: rows from the one most worth keeping on."""
-        order = np.lexsort((self.ids, self.keys[:, 1], self.keys[:, 0], -self.lengths, self.priorities))
+        order = keeper_order(priorities=self.priorities, lengths=self.lengths, keys=self.keys, ids=[self.ids])
         in_order = np.sort(self.ids)
         if np.any(same := in_order[1:] == in_order[:-1]):
             raise DataError(f"two documents have the id {in_order[1:][same][0].decode()!r}: removing one would remove both")

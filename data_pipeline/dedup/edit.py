@@ -11,6 +11,7 @@ import numpy as np
 
 from data_pipeline.blockfile import BlockFile, write_blockfile
 from data_pipeline.dedup.config import LinesConfig, SubstringConfig
+from data_pipeline.dedup.keepers import keepers_of
 from data_pipeline.dedup.repeats import CUT, ScanJob, cut_out, find_cuts, scan
 from data_pipeline.document import Document
 from data_pipeline.pool import Report, Workers
@@ -45,14 +46,14 @@ def cut_repeats(
 ) -> tuple[DocumentStore, np.ndarray]:
     """(the store without repeats, bool[documents]: what is kept), counted under `stage`. `key`: of all that the
     result depends on. Documents of which nothing is left go, for the reason `repeated`."""
-    ranks = np.where(kept, keeper_ranks(store, priorities), -1)
+    keepers = keepers_of(store, priorities)
+    ranks = np.empty(store.num_documents, dtype=np.int64)
+    ranks[keepers] = np.arange(store.num_documents)
+    ranks[~kept] = -1
     cuts = _cuts(store, ranks, config, stage=stage, path=folder / f"{key}.cuts", workers=workers, progress=progress)
-    number_of = np.empty(store.num_documents, dtype=np.int64)
-    number_of[keeper_ranks(store, priorities)] = np.arange(store.num_documents)
-    numbers = number_of[cuts["rank"]]
+    numbers = keepers[cuts["rank"]]
     order = np.argsort(numbers, kind="stable")
     cuts, numbers = cuts[order], numbers[order]
-    parts: list[tuple[str, Part]] = []
     jobs = []
     for place, part in enumerate(store.parts):
         first = store.first(place)
@@ -71,19 +72,6 @@ def cut_repeats(
     left = kept & (after.lengths() > 0)
     _count(store, after, kept, left, np.bincount(numbers, minlength=store.num_documents), ledger, stage)
     return after, left
-
-
-def keeper_ranks(store: DocumentStore, priorities: Sequence[str]) -> np.ndarray:
-    """int64[documents]: the place of each in the keepers' order: best source, longest, lowest content key, lowest id."""
-    priority = np.repeat(
-        [priorities.index(store.source(number)) for number in range(len(store.parts))], [part.num_documents for part in store.parts]
-    )
-    ids = np.ascontiguousarray(np.concatenate([part.ids() for part in store.parts])).view(">u8")
-    keys = np.ascontiguousarray(store.keys()).view(">u8")
-    order = np.lexsort((ids[:, 1], ids[:, 0], keys[:, 1], keys[:, 0], -store.lengths(), priority))
-    ranks = np.empty(store.num_documents, dtype=np.int64)
-    ranks[order] = np.arange(store.num_documents)
-    return ranks
 
 
 def _cuts(

@@ -15,6 +15,7 @@ from data_pipeline.dedup.columns import DocRecord
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.dedup.earlier import Earlier, find_earlier
 from data_pipeline.dedup.exact import first_of_equals
+from data_pipeline.dedup.keepers import keepers_of
 from data_pipeline.dedup.run import find_duplicates
 from data_pipeline.pool import Report, Workers
 from data_pipeline.progress import Progress
@@ -96,27 +97,16 @@ def _first_of(earlier: Sequence[Earlier], one: Earlier) -> int:
 
 
 def same_fields(store: DocumentStore, priorities: Sequence[str]) -> np.ndarray:
-    """A REMOVAL (its jaccard NaN: the texts aren't compared) for each document whose field has the value of a better one's. In
-    the keepers' order: best source, longest, lowest content key, lowest id."""
+    """A REMOVAL (its jaccard NaN: the texts aren't compared) for each document whose field has the value of a better one's, in the
+    keepers' order."""
     if not store.num_documents:
         return np.zeros(0, dtype=REMOVAL)
     fields = np.concatenate([part.field_keys() for part in store.parts])
-    numbers = np.flatnonzero(fields.any(axis=1))
-    priority = np.repeat(
-        [priorities.index(store.source(number)) for number in range(len(store.parts))], [part.num_documents for part in store.parts]
-    )
-    ids = np.concatenate([part.ids() for part in store.parts])
-
-    def halves(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        wide = np.ascontiguousarray(keys[numbers]).view(">u8")
-        return wide[:, 1], wide[:, 0]
-
-    order = np.lexsort((*halves(ids), *halves(store.keys()), -store.lengths()[numbers], priority[numbers]))
-    ordered = np.ascontiguousarray(fields[numbers][order]).view(">u8").astype(np.uint64)
-    first = first_of_equals(ordered)
+    keepers = keepers_of(store, priorities, among=np.flatnonzero(fields.any(axis=1)))
+    first = first_of_equals(np.ascontiguousarray(fields[keepers]).view(">u8").astype(np.uint64))
     later = np.flatnonzero(first != np.arange(len(first)))
     table = np.zeros(len(later), dtype=REMOVAL)
-    table["removed"], table["kept"] = numbers[order[later]], numbers[order[first[later]]]
+    table["removed"], table["kept"] = keepers[later], keepers[first[later]]
     table["jaccard"], table["reason"] = np.nan, REASONS.index("field")
     return table
 

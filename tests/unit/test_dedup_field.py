@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -14,7 +15,11 @@ from data_pipeline.build import build
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset
 from data_pipeline.dedup.config import DedupConfig
+from data_pipeline.dedup.exact import content_key
+from data_pipeline.dedup.keepers import keepers_of
+from data_pipeline.document import Document, document_id
 from data_pipeline.step import Ledger
+from data_pipeline.store import DocumentStore, Part, write_part
 from tests.corpus_fixtures import config, digests, long_texts
 
 TEXTS = long_texts(12, seed=5)
@@ -89,3 +94,24 @@ def test_a_field_called_like_ours_takes_no_place(tmp_path: Path) -> None:
     dataset = build(settings(tmp_path, tmp_path / "out", sources=sources, dedup={"field": "file"}), quiet=True)
     [(file, record, kept_file, kept_record, reason)] = removed(dataset)
     assert (file, kept_file, reason, {record, kept_record}) == ("raw.jsonl", "raw.jsonl", "field", {1, 2})
+
+
+def test_the_keepers_order_is_that_of_plain_tuples(tmp_path: Path) -> None:
+    """Of all documents and of some; with texts of one length, and equal ones."""
+    texts = ["b" * 30, "a" * 30, "a" * 30, "longer than " * 9, "", "ä" * 15, "x"]
+    parts = []
+    for number, source in enumerate(("rest", "best", "rest")):
+        with write_part(tmp_path / str(number)) as writer:
+            for record, text in enumerate(texts, start=1):
+                writer.add(Document(document_id(source, str(number), record), text, source, {"file": str(number), "record": record}))
+        parts.append((source, Part(tmp_path / str(number))))
+    store = DocumentStore(parts)
+
+    def worth(number: int) -> tuple[int, int, bytes, str]:
+        part, inside = store.find(number)
+        text = store.text(number)
+        return ["best", "rest"].index(store.source(part)), -len(text.encode()), content_key(text), store.parts[part].id(inside)
+
+    assert keepers_of(store, ["best", "rest"]).tolist() == sorted(range(store.num_documents), key=worth)
+    some = np.array([0, 2, 3, 8, 9, 15, 16, 20])
+    assert keepers_of(store, ["best", "rest"], among=some).tolist() == sorted(some.tolist(), key=worth)
