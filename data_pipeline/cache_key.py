@@ -15,7 +15,7 @@ STAGE_VERSIONS = {
     "encode": 1,
     "packing": 1,
     "filters": 1,
-    "decontaminate": 1,
+    "decontaminate": 2,
     "lines": 1,
     "substring": 1,
 }
