@@ -111,6 +111,5 @@ def dedup_line(stats: dict[str, Any]) -> str:
     caught = stats.get("catch_probability_at_threshold")
     chance = f"; a pair at the threshold is looked at with probability {caught:.3f}" if caught is not None else ""
     field = f"{stats['field']:,} by field, " if "field" in stats else ""
-    return (
-        f"dedup: {field}{stats['exact']:,} exact and {stats.get('near', 0):,} near duplicates of {stats['documents']:,} documents{chance}"
-    )
+    documents = stats["documents"] + stats.get("field", 0)  # texts are compared of those only that stay by their field
+    return f"dedup: {field}{stats['exact']:,} exact and {stats.get('near', 0):,} near duplicates of {documents:,} documents{chance}"
