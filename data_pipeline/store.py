@@ -170,11 +170,3 @@ class DocumentStore:
     def text(self, number: int) -> str:
         part, inside = self.find(number)
         return self.parts[part].text(inside)
-
-    def fetch(self, ids: Sequence[str]) -> list[str]:
-        """The texts of ids, in their order."""
-        out = []
-        for id in ids:
-            part, inside = self.find(self.number_of(id))
-            out.append(self.parts[part].text(inside))
-        return out

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,6 +48,18 @@ def open_bytes(path: str | Path) -> IO[bytes]:
     if magic.startswith(_GZIP_MAGIC) or magic in _ZSTD_MAGICS:
         return io.BufferedReader(_Decompressed(source, name, gzip=magic.startswith(_GZIP_MAGIC)), buffer_size=1 << 18)
     return source
+
+
+def sha256_contents(paths: Sequence[str | Path]) -> list[str]:
+    """Hex sha256 of what each file holds, uncompressed."""
+    found = []
+    for path in paths:
+        content = hashlib.sha256()
+        with open_bytes(path) as file:
+            while chunk := file.read(1 << 20):
+                content.update(chunk)
+        found.append(content.hexdigest())
+    return found
 
 
 class _Decompressed(io.RawIOBase):

@@ -42,6 +42,14 @@ def code_points(text: str) -> np.ndarray:
     return np.frombuffer(lowered.encode("utf-32-le", "surrogatepass"), dtype=np.dtype("<u4"))
 
 
+def places_before_lowering(text: str) -> np.ndarray | None:
+    """int64: of each code point of the lower-cased text, the place of the character that it comes from; None where that is its own,
+    as it is in nearly every text (the lower case of \u0130 has two)."""
+    if len(text.lower()) == len(text):
+        return None
+    return np.array([place for place, character in enumerate(text) for _ in character.lower()], dtype=np.int64)
+
+
 @functools.cache
 def word_table() -> np.ndarray:
     """bool[0x110000]: whether the code point is part of a word."""

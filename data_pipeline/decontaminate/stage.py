@@ -16,12 +16,11 @@ from data_pipeline.decontaminate.items import Item, read_items
 from data_pipeline.document import Document
 from data_pipeline.filters.segments import segments_of
 from data_pipeline.filters.stage import DroppedWriter
-from data_pipeline.filters.url import digest
 from data_pipeline.normalise import NormaliseConfig, normalise
 from data_pipeline.step import Drop, Ledger, Step
 from data_pipeline.storage import list_files, named_files
-from data_pipeline.streams import open_bytes
-from data_pipeline.words import Words, code_points, segment
+from data_pipeline.streams import open_bytes, sha256_contents
+from data_pipeline.words import Words, code_points, places_before_lowering, segment
 
 _SPACE = re.compile(r"\s")
 
@@ -69,12 +68,9 @@ def words_of(text: str) -> Words:
 
 def char_spans(text: str, words: Words, overlaps: Iterable[Overlap]) -> list[tuple[int, int]]:
     """[begin, end) of each overlap, in characters of the text (its words are numbered in its lower-cased form)."""
-    lowered = text.lower()
     found = [(int(words.begins[overlap.begin]), int(words.ends[overlap.end - 1])) for overlap in overlaps]
-    if len(lowered) == len(text):
-        return found
-    origin = [place for place, character in enumerate(text) for _ in character.lower()]
-    return [(origin[begin], origin[end - 1] + 1) for begin, end in found]
+    places = places_before_lowering(text)
+    return found if places is None else [(int(places[begin]), int(places[end - 1]) + 1) for begin, end in found]
 
 
 def cut(text: str, spans: Iterable[tuple[int, int]], config: DecontaminateConfig) -> tuple[list[str], int]:
@@ -133,5 +129,5 @@ def decontaminate_key(config: DecontaminateConfig) -> str:
     """Of all that decides what the step does: settings, and the content of evaluations and stop texts, wherever they lie."""
     settings = config.model_dump(mode="json", exclude={"evaluations": {"__all__": {"files"}}, "stop_texts": True})
     files = [named_files(evaluation.files) for evaluation in config.evaluations]
-    evaluations = [[[name for _, name in each], digest([path for path, _ in each])] for each in files]
-    return cache_key("decontaminate", settings, evaluations, digest(list_files(config.stop_texts)) if config.stop_texts else [])
+    evaluations = [[[name for _, name in each], sha256_contents([path for path, _ in each])] for each in files]
+    return cache_key("decontaminate", settings, evaluations, sha256_contents(list_files(config.stop_texts)) if config.stop_texts else [])

@@ -76,7 +76,7 @@ def all_columns(records: Iterable[DocRecord], config: MinHashConfig | None, exec
     """Batch by batch in the records' order, with no more than `ahead` batches, and the texts they hold, under way."""
     running: deque[Future[Columns]] = deque()
     job: Callable[[], Columns]
-    for job in (partial(columns_of, batch, config) for batch in _batches(records)):
+    for job in (partial(columns_of, batch, config) for batch in batches(records)):
         running.append(executor.submit(job))
         if len(running) >= ahead:
             yield running.popleft().result()
@@ -84,7 +84,8 @@ def all_columns(records: Iterable[DocRecord], config: MinHashConfig | None, exec
         yield running.popleft().result()
 
 
-def _batches(records: Iterable[DocRecord]) -> Iterator[list[DocRecord]]:
+def batches(records: Iterable[DocRecord]) -> Iterator[list[DocRecord]]:
+    """Records in order, some MB of text at a time."""
     batch: list[DocRecord] = []
     held = 0
     for record in records:

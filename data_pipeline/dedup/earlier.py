@@ -16,14 +16,13 @@ import numpy as np
 from data_pipeline.blockfile import BlockFile, write_blockfile
 from data_pipeline.cache_key import cache_key
 from data_pipeline.dataset import Dataset, TokenSource
-from data_pipeline.dedup.columns import Columns, DocRecord, columns_of
+from data_pipeline.dedup.columns import Columns, DocRecord, batches, columns_of
 from data_pipeline.dedup.config import MinHashConfig
 from data_pipeline.pool import Report, Workers
 from data_pipeline.progress import Progress
 from data_pipeline.tokenizer.encode import Encoder
 
 PART_DOCUMENTS = 1 << 15
-BATCH_BYTES = 8 << 20
 
 
 class Earlier:
@@ -114,16 +113,14 @@ def index_part(job: tuple[str, int, int, MinHashConfig | None], report: Report) 
     """In a worker: the rows of some documents."""
     path, first, stop, config = job
     earlier = Earlier(path, 0)
-    out, batch, held = [], [], 0
-    for number in range(first, stop):
-        text = earlier.text(number)
-        batch.append(DocRecord(str(number), text))
-        held += len(text)
-        report(len(text))
-        if held >= BATCH_BYTES or number == stop - 1:
-            out.append(_rows(columns_of(batch, config), config))
-            batch, held = [], 0
-    return b"".join(out)
+
+    def records() -> Iterator[DocRecord]:
+        for number in range(first, stop):
+            text = earlier.text(number)
+            yield DocRecord(str(number), text)
+            report(len(text))
+
+    return b"".join(_rows(columns_of(batch, config), config) for batch in batches(records()))
 
 
 def _row(config: MinHashConfig | None) -> np.dtype[Any]:

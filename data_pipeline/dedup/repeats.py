@@ -22,7 +22,7 @@ from data_pipeline.dedup.external import ranges, repeated, write_runs
 from data_pipeline.filters.segments import PARAGRAPH_END
 from data_pipeline.pool import Report
 from data_pipeline.store import Part
-from data_pipeline.words import code_points, grams, segment
+from data_pipeline.words import code_points, grams, places_before_lowering, segment
 
 PLACE_BITS = 30  # units of one document; what is left of 64 bits numbers documents
 CUT = np.dtype([("rank", "<i8"), ("begin", "<i8"), ("end", "<i8")])  # units [begin, end) of the document of that rank
@@ -132,10 +132,6 @@ def cut_out(text: str, cuts: np.ndarray, config: LinesConfig | SubstringConfig) 
 
 def _word_spans(text: str, cuts: np.ndarray) -> list[tuple[int, int]]:
     """[begin, end) in characters: from the first word of a cut to the word after its last."""
-    words = segment(code_points(text))
-    begins = words.begins
-    if len(text.lower()) != len(text):
-        origin = np.array([place for place, character in enumerate(text) for _ in character.lower()])
-        begins = origin[begins]
-    edges = np.append(begins, len(text))
+    begins, places = segment(code_points(text)).begins, places_before_lowering(text)
+    edges = np.append(begins if places is None else places[begins], len(text))
     return [(int(edges[begin]), int(edges[end])) for begin, end in zip(cuts["begin"].tolist(), cuts["end"].tolist())]

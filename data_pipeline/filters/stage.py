@@ -18,10 +18,11 @@ from data_pipeline.filters.fineweb import fineweb
 from data_pipeline.filters.gopher import quality, repetition
 from data_pipeline.filters.ratios import ratios
 from data_pipeline.filters.segments import Segments, segments_of
-from data_pipeline.filters.url import digest, hosts, url
+from data_pipeline.filters.url import hosts, url
 from data_pipeline.language import check_languages, identify
 from data_pipeline.step import Drop, Ledger, Step
 from data_pipeline.storage import atomic_write
+from data_pipeline.streams import sha256_contents
 
 Outcome = Segments | str | None  # the text that stays if it is another one, why it goes, or None: it stays as it is
 
@@ -120,4 +121,4 @@ def filters_key(config: FiltersConfig) -> str:
     if config.url is not None:
         hosts(tuple(config.url.block), tuple(lists))
     model = check_languages(config.language.keep) if config.language is not None else None
-    return cache_key("filters", config.model_dump(mode="json"), digest(lists), model)
+    return cache_key("filters", config.model_dump(mode="json"), sha256_contents(lists), model)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -78,15 +77,3 @@ def _listed(path: str) -> Iterator[str]:
             if "/" in host:
                 raise DataError(f"{path}:{number}: {entry!r} is a page; a blocklist has hosts, such as example.com, one a line")
             yield host
-
-
-def digest(blocklists: Sequence[str]) -> list[str]:
-    """Hex sha256 of what each list holds, uncompressed."""
-    found = []
-    for path in blocklists:
-        content = hashlib.sha256()
-        with open_bytes(path) as file:
-            while chunk := file.read(1 << 20):
-                content.update(chunk)
-        found.append(content.hexdigest())
-    return found
