@@ -20,7 +20,7 @@ from data_pipeline.cache_key import cache_key
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset
 from data_pipeline.decontaminate.evidence import contamination_lines, read_evidence
-from data_pipeline.decontaminate.stage import index_of
+from data_pipeline.decontaminate.stage import Search
 from data_pipeline.dedup.earlier import Earlier, open_earlier
 from data_pipeline.dedup.edit import cut_repeats
 from data_pipeline.dedup.stage import count, deduplicate
@@ -49,13 +49,14 @@ def build(config: DataConfig, *, quiet: bool = False, replace: bool = False) -> 
     begin = time.monotonic()
     with _lock(config.work_folder), started(config.workers) as workers:
         remove_leftovers(config.folder)
-        tasks = find_inputs(config, workers, progress)
+        search = Search.of(config.decontaminate, config.normalise) if config.decontaminate is not None else None
+        tasks = find_inputs(config, workers, progress, search=search)
         earlier = _open_earlier(config)
         identities = [["earlier", [each.identity for each in earlier]]] if earlier else []
         key = cache_key("build", config.content(), [task.key for task in tasks], *identities)
         ready = _ready(config.folder, key, replace=replace)
         if ready is None:
-            built = _stages(config, tasks, key, workers, progress, earlier)
+            built = _stages(config, tasks, key, workers, progress, earlier, search)
             assemble(built, replace=replace)
             _prune(built)
         dataset = Dataset.open(config.folder)
@@ -79,7 +80,15 @@ def _open_earlier(config: DataConfig) -> list[Earlier]:
     return open_earlier(paths)
 
 
-def _stages(config: DataConfig, tasks: list[ReadTask], key: str, workers: Workers, progress: Progress, earlier: Sequence[Earlier]) -> Built:
+def _stages(
+    config: DataConfig,
+    tasks: list[ReadTask],
+    key: str,
+    workers: Workers,
+    progress: Progress,
+    earlier: Sequence[Earlier],
+    search: Search | None,
+) -> Built:
     work = config.work_folder
     names = [source.name for source in config.sources]
     store, ledger = ingest(
@@ -91,11 +100,10 @@ def _stages(config: DataConfig, tasks: list[ReadTask], key: str, workers: Worker
         progress=progress,
         filters=config.filters,
         dedup_field=config.dedup.field if config.dedup is not None else None,
-        decontaminate=config.decontaminate,
+        decontaminate=search,
     )
-    if config.decontaminate is not None:
-        index = index_of(config.decontaminate, config.normalise)
-        for line in contamination_lines(index, read_evidence(contamination_files(config, tasks))):
+    if search is not None:
+        for line in contamination_lines(search.index(), read_evidence(contamination_files(config, tasks))):
             progress.say(line)
     document_keys = [task.key for task in tasks]
     duplicates = None

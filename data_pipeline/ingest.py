@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.decontaminate.config import DecontaminateConfig
-from data_pipeline.decontaminate.stage import Decontaminate, EvidenceWriter, index_of
+from data_pipeline.decontaminate.stage import Decontaminate, EvidenceWriter, Search
 from data_pipeline.document import Document
 from data_pipeline.errors import DataError
 from data_pipeline.filters.config import FiltersConfig
@@ -39,7 +38,7 @@ class ReadJob:
     folder: Path
     filters: FiltersConfig | None = None
     dedup_field: str | None = None
-    decontaminate: DecontaminateConfig | None = None
+    decontaminate: Search | None = None
 
     @property
     def done_path(self) -> Path:
@@ -76,7 +75,7 @@ def ingest(
     progress: Progress,
     filters: FiltersConfig | None = None,
     dedup_field: str | None = None,
-    decontaminate: DecontaminateConfig | None = None,
+    decontaminate: Search | None = None,
 ) -> tuple[DocumentStore, Ledger]:
     """Read what isn't read yet. Parts and books are the same whatever the number of workers and however often it was killed.
 
@@ -86,7 +85,7 @@ def ingest(
     waiting = [job for job in jobs if not job.done_path.exists()]
     if waiting:
         if decontaminate is not None:
-            index_of(decontaminate, normalise)  # its faults come out before any work is done
+            decontaminate.index()  # its faults come out before any work is done
         with progress.stage("read", sum(job.task.num_bytes for job in waiting)) as advance:
             workers.run(read_task, waiting, advance=advance)
     ledger = Ledger()
@@ -135,8 +134,7 @@ def _steps(job: ReadJob, ledger: Ledger, stack: ExitStack) -> list[Step]:
         steps.append(Filters(filters, ledger, dropped=writer))
     if job.decontaminate is not None:  # before anything is masked, since masks would hide what is looked for
         evidence = stack.enter_context(EvidenceWriter(contamination_path(job.folder, job.task)))
-        index = index_of(job.decontaminate, job.normalise)
-        steps.append(Decontaminate(job.decontaminate, index, ledger, evidence=evidence, dropped=writer))
+        steps.append(Decontaminate(job.decontaminate.config, job.decontaminate.index(), ledger, evidence=evidence, dropped=writer))
     if filters is not None and filters.pii is not None:
         steps.append(Pii(filters.pii, ledger))
     return steps

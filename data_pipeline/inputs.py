@@ -11,7 +11,7 @@ from typing import Any
 
 from data_pipeline.cache_key import cache_key
 from data_pipeline.config import DataConfig, SourceConfig
-from data_pipeline.decontaminate.stage import decontaminate_key
+from data_pipeline.decontaminate.stage import Search
 from data_pipeline.errors import ConfigError, DataError, Fault
 from data_pipeline.filters.stage import filters_key
 from data_pipeline.pool import Report, Workers
@@ -48,14 +48,14 @@ class ReadTask:
     key: str
 
 
-def find_inputs(config: DataConfig, workers: Workers, progress: Progress) -> list[ReadTask]:
-    """All read tasks, sources in the order of the config, files in the order of their names. Raises DataError for a
-    source without files, and for two sources that have a file in common."""
+def find_inputs(config: DataConfig, workers: Workers, progress: Progress, *, search: Search | None) -> list[ReadTask]:
+    """All read tasks, sources in the order of the config, files in the order of their names. `search`: of config.decontaminate.
+    Raises DataError for a source without files, and for two sources that have a file in common."""
     listed = {source.name: _listed(source) for source in config.sources}
     _check_disjoint(listed)
     hashes = _hashes([path for pairs in listed.values() for path, _ in pairs], config.work_folder / "inputs.json", workers, progress)
     cleaning: list[Any] = [] if config.filters is None else [filters_key(config.filters)]
-    cleaning += [decontaminate_key(config.decontaminate)] if config.decontaminate is not None else []
+    cleaning += [search.key] if search is not None else []
     cleaning += [["field", config.dedup.field]] if config.dedup is not None and config.dedup.field is not None else []
     tasks: list[ReadTask] = []
     for source in config.sources:

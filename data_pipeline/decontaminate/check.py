@@ -12,8 +12,7 @@ from data_pipeline.dataset import Dataset
 from data_pipeline.decontaminate.config import DecontaminateConfig
 from data_pipeline.decontaminate.evidence import contamination_lines, evidence, write_evidence
 from data_pipeline.decontaminate.find import find_overlaps
-from data_pipeline.decontaminate.index import Index
-from data_pipeline.decontaminate.stage import char_spans, index_of, words_of
+from data_pipeline.decontaminate.stage import Search, char_spans, words_of
 from data_pipeline.document import Document
 from data_pipeline.normalise import NormaliseConfig
 from data_pipeline.pool import Report, Workers, started
@@ -33,8 +32,7 @@ class _Batch:
     source: str
     first: int
     stop: int
-    config: DecontaminateConfig
-    spelling: NormaliseConfig
+    search: Search
 
 
 def check_dataset(folder: Path, config: DecontaminateConfig, *, output: Path | None = None, workers: int = 1, quiet: bool = False) -> int:
@@ -43,8 +41,9 @@ def check_dataset(folder: Path, config: DecontaminateConfig, *, output: Path | N
     progress = Progress(quiet=quiet)
     dataset = Dataset.open(folder)
     spelling = validate(NormaliseConfig, dataset.manifest.config.get("normalise") or {})
-    index = index_of(config, spelling)
-    batches = list(_batches(dataset, config, spelling))
+    search = Search.of(config, spelling)
+    index = search.index()
+    batches = list(_batches(dataset, search))
     total = sum(source.text_bytes for source in [*dataset.sources, *dataset.validation])
     with started(workers) as pool, progress.stage("decontaminate", total) as advance:
         found = [line for lines in _run(pool, batches, advance) for line in lines]
@@ -75,18 +74,18 @@ def _run(workers: Workers, batches: Sequence[_Batch], advance: Report) -> list[l
     return workers.run(_check, batches, advance=advance)
 
 
-def _batches(dataset: Dataset, config: DecontaminateConfig, spelling: NormaliseConfig) -> Iterator[_Batch]:
+def _batches(dataset: Dataset, search: Search) -> Iterator[_Batch]:
     for source in [*dataset.sources, *dataset.validation]:
         each = max(1, source.num_documents * BATCH_BYTES // max(source.text_bytes, 1))
         for first in range(0, source.num_documents, each):
             stop = min(first + each, source.num_documents)
-            yield _Batch(dataset.path, source.split, source.name, first, stop, config, spelling)
+            yield _Batch(dataset.path, source.split, source.name, first, stop, search)
 
 
 def _check(batch: _Batch, report: Report) -> list[dict[str, Any]]:
     """In a worker: evidence of the batch."""
     dataset = Dataset.open(batch.dataset)
-    index: Index = index_of(batch.config, batch.spelling)
+    index = batch.search.index()
     encoder = Encoder.open(dataset.tokenizer_path)
     source = next(source for source in dataset.split(batch.split) if source.name == batch.source)
     found: list[dict[str, Any]] = []
@@ -94,7 +93,7 @@ def _check(batch: _Batch, report: Report) -> list[dict[str, Any]]:
         shard, inside = source.find(number)
         text = encoder.decode(shard.document(inside)[:-1].tolist())
         words = words_of(text)
-        if overlaps := find_overlaps(words, index, batch.config):
+        if overlaps := find_overlaps(words, index, batch.search.config):
             file, record = shard.origin(inside)
             document = Document(shard.document_id(inside), text, source.name, {"file": file, "record": record})
             found += evidence(document, overlaps, char_spans(text, words, overlaps), index)

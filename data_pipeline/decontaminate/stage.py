@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from data_pipeline.cache_key import cache_key
 from data_pipeline.decontaminate.config import DecontaminateConfig
@@ -107,10 +107,22 @@ def _open_index(config_json: str, normalise_json: str, content: str) -> Index:
     return make_index([_normalised(item, spelling) for item in items], config, stop_texts=stops)
 
 
-def index_of(config: DecontaminateConfig, spelling: NormaliseConfig) -> Index:
-    """The index of all evaluations of a config, their items normalised as documents are. Raises DataError naming a line that is no
-    item."""
-    return _open_index(config.model_dump_json(), spelling.model_dump_json(), decontaminate_key(config))
+@dataclass(frozen=True)
+class Search:
+    """What to look for, for workers to take along: `key`, a decontaminate_key, spares them hashing all evaluations again."""
+
+    config: DecontaminateConfig
+    spelling: NormaliseConfig
+    key: str
+
+    @classmethod
+    def of(cls, config: DecontaminateConfig, spelling: NormaliseConfig) -> Search:
+        """Reads every file of the evaluations, to hash it."""
+        return cls(config, spelling, decontaminate_key(config))
+
+    def index(self) -> Index:
+        """Of all evaluations, their items normalised as documents are. Raises DataError naming a line that is no item."""
+        return _open_index(self.config.model_dump_json(), self.spelling.model_dump_json(), self.key)
 
 
 def _normalised(item: Item, spelling: NormaliseConfig) -> Item:

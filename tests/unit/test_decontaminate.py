@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.build import build
+from data_pipeline.cache_key import cache_key
 from data_pipeline.config import DataConfig
 from data_pipeline.decontaminate.check import check_dataset, config_for
 from data_pipeline.decontaminate.config import DecontaminateConfig, EvaluationConfig
@@ -328,6 +329,22 @@ def test_a_build_leaves_evidence_and_does_not_depend_on_the_workers(tmp_path: Pa
     cut_out = build(build_config(tmp_path, {"action": "span", "margin_chars": 20}, output=tmp_path / "span"), quiet=True)
     assert sum(source.num_documents for source in cut_out.sources) == 40
     assert "decontaminate" not in build_config(tmp_path, None).content()
+
+
+def test_evaluations_are_hashed_once_and_not_for_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+
+    def counted(stage: str, *parts: Any) -> str:
+        hashed.append(stage)
+        return cache_key(stage, *parts)
+
+    monkeypatch.setattr("data_pipeline.decontaminate.stage.cache_key", counted)
+    monkeypatch.setattr("data_pipeline.inputs.TASK_BYTES", 1)
+    dataset = build(build_config(tmp_path, {}), quiet=True)
+    assert hashed == ["decontaminate"]
+    monkeypatch.setattr("data_pipeline.decontaminate.check.BATCH_BYTES", 1000)
+    assert check_dataset(dataset.path, config_for([f"new={tmp_path / 'exam.jsonl'}"]), quiet=True) == 0
+    assert hashed == ["decontaminate"] * 2
 
 
 def test_another_evaluation_is_another_dataset(tmp_path: Path) -> None:

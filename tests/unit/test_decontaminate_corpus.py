@@ -13,7 +13,7 @@ import pytest
 from data_pipeline.decontaminate.config import DecontaminateConfig
 from data_pipeline.decontaminate.find import find_overlaps
 from data_pipeline.decontaminate.index import Index
-from data_pipeline.decontaminate.stage import index_of, words_of
+from data_pipeline.decontaminate.stage import Search, words_of
 from data_pipeline.normalise import NormaliseConfig, normalise
 from data_pipeline.schema import validate
 from tests.paths import corpora
@@ -38,7 +38,7 @@ def config() -> DecontaminateConfig:
 
 @pytest.fixture(scope="module")
 def index(config: DecontaminateConfig) -> Index:
-    return index_of(config, NormaliseConfig())
+    return Search.of(config, NormaliseConfig()).index()
 
 
 def clean_texts() -> list[str]:
