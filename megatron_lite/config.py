@@ -195,6 +195,12 @@ class CheckpointConfig(Section):
     allow_fallback: bool = False  # a damaged newest checkpoint: go on from an older good one, and say so
     init_from: str | None = None  # weights alone, from a run, a checkpoint folder, or hf:DIR, a folder of transformers' format
 
+    def most_on_disk(self, steps: int) -> int:
+        """The most checkpoints that a run of so many steps has at once: those that apply_retention leaves, and the one that is
+        written before it deletes any. Which steps are saved is not known, since a stop saves any."""
+        newest = self.keep_last + 1
+        return newest + (max(0, steps - newest) // self.keep_every_steps if self.keep_every_steps else 0)
+
 
 # ------------------------------------------------------------------------------------------------------- across sections
 

@@ -15,11 +15,14 @@ import pytest
 import torch
 
 from data_pipeline.errors import CheckpointError, ConfigError
+from data_pipeline.schema import validate
 from megatron_lite.checkpoint import save as saving
+from megatron_lite.checkpoint.committed import committed
 from megatron_lite.checkpoint.find import Choice, checkpoint_at, find_checkpoints, newest_checkpoint, quarantine, survey
 from megatron_lite.checkpoint.load import load_into, verify_checkpoint
 from megatron_lite.checkpoint.retention import apply_retention
 from megatron_lite.checkpoint.save import save_checkpoint
+from megatron_lite.config import CheckpointConfig
 from megatron_lite.parallel.groups import ProcessGroups
 from tests.checkpoint_fakes import Layout, fill, logical_state, owned, run_state
 from tests.paths import ROOT
@@ -195,6 +198,19 @@ def test_retention(tmp_path: Path, keep_last: int, left: list[int]) -> None:
         path = _save(tmp_path, step)
     apply_retention(tmp_path, keep_last=keep_last, keep_every_steps=None, protect=path)
     assert [info.step for info in find_checkpoints(tmp_path)] == left
+
+
+@pytest.mark.parametrize(("keep_last", "every"), [(1, None), (3, None), (1, 1), (1, 3), (2, 4), (3, 5)])
+def test_the_most_on_disk_is_what_retention_leaves_and_a_new_one(tmp_path: Path, keep_last: int, every: int | None) -> None:
+    """Saved at every step, as a run that is stopped again and again: the disk that a plan asks for is just enough."""
+    wanted = validate(CheckpointConfig, {"keep_last": keep_last, "keep_every_steps": every})
+    most = 0
+    for step in range(1, 13):
+        path = _save(tmp_path, step)
+        most = max(most, len(committed(tmp_path)))
+        apply_retention(tmp_path, keep_last=keep_last, keep_every_steps=every, protect=path)
+        if step > keep_last:
+            assert most == wanted.most_on_disk(step), step
 
 
 def test_retention_leaves_what_is_not_its_own(tmp_path: Path) -> None:
