@@ -190,12 +190,16 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), *, world_size: 
         config = validate(RunConfig, tree)
     except ConfigError as error:
         raise ConfigError([*error.faults, *_faults_of_the_sound_sections(tree, error, world_size)]) from None
-    faults = cross_faults(config.model, config.parallel, config.training, config.lr_scheduler, world_size=world_size)
-    faults += _deepspeed_faults(config, world_size=world_size)
-    if faults:
+    if faults := world_faults(config, world_size=world_size):
         raise ConfigError(faults)
     _check_own_folder(Path(path), config)
     return config
+
+
+def world_faults(config: RunConfig, *, world_size: int | None) -> list[Fault]:
+    """All that a config of sound sections may have against a world; none: it starts there. DeepSpeed's sizes follow dp too."""
+    faults = cross_faults(config.model, config.parallel, config.training, config.lr_scheduler, world_size=world_size)
+    return faults + _deepspeed_faults(config, world_size=world_size)
 
 
 def cross_faults(
@@ -254,8 +258,8 @@ def _deepspeed_faults(config: RunConfig, *, world_size: int | None) -> list[Faul
     dp = max(1, (world_size or config.parallel.tp) // config.parallel.tp)
     try:
         deepspeed_config(config.training, config.optimizer, config.parallel, dp=dp, overrides=config.deepspeed)
-    except ConfigError as error:
-        return list(error.faults)
+    except ConfigError as error:  # a rank's share of the batch is known with the world only
+        return [fault for fault in error.faults if world_size or fault.field != "deepspeed.train_micro_batch_size_per_gpu"]
     return []
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from data_pipeline.errors import ConfigError, Fault
-from launcher.config import RunConfig, cross_faults
+from launcher.config import RunConfig, world_faults
 from launcher.micro_batch import resolve_micro_batch
 from megatron_lite.communication import communicated_bytes
 from megatron_lite.memory import Buckets, Memory, memory
@@ -122,7 +122,7 @@ def plan_run(config: RunConfig, *, world: int, device_type: str) -> RunPlan:
         tokens_per_step=tokens,
         steps=training.num_steps,
         checkpoint_bytes=size,
-        checkpoints_kept_bytes=size * (config.checkpoint.keep_last + 1),
+        checkpoints_kept_bytes=size * config.checkpoint.most_on_disk(training.num_steps),
     )
 
 
@@ -157,8 +157,11 @@ def _more_ranks(config: RunConfig, plan: RunPlan, limit: Limit) -> str:
     world = plan.world
     while world < MOST_RANKS and config.training.global_batch_size % (2 * world // plan.tp) == 0:
         world *= 2
-        larger = plan_run(config, world=world, device_type=plan.device_type)
-        if larger.needed_bytes <= limit.bytes:
+        if starts := not world_faults(config, world_size=world):
+            larger = plan_run(config, world=world, device_type=plan.device_type)
+        else:
+            larger = replace(plan, world=world, dp=world // plan.tp)  # no layout of a run: from where to look for one
+        if starts and larger.needed_bytes <= limit.bytes:
             return f"{here}; --world {world} does, with this layout"
         found = fitting_changes(config, larger, limit)
         if found:
@@ -172,7 +175,7 @@ def fitting_changes(config: RunConfig, plan: RunPlan, limit: Limit) -> list[dict
 
     def fits(change: dict[str, Any]) -> bool:
         changed = with_changes(config, change)
-        if cross_faults(changed.model, changed.parallel, changed.training, changed.lr_scheduler, world_size=plan.world):
+        if world_faults(changed, world_size=plan.world):
             return False
         return plan_run(changed, world=plan.world, device_type=plan.device_type).needed_bytes <= limit.bytes
 

@@ -165,7 +165,9 @@ def describe(config: RunConfig, plan: RunPlan, limit: Limit | None) -> str:
         f"needed: {show_bytes(plan.needed_bytes)}{room}: the peak, {ALLOCATOR_SHARE[plan.device_type]:.0%} of it for the allocator, "
         f"{show_bytes(PROCESS_BYTES[plan.device_type])} for the process",
         f"checkpoint: {show_bytes(plan.checkpoint_bytes)}, at most {show_bytes(plan.checkpoints_kept_bytes)} on disk "
-        f"(keep_last {config.checkpoint.keep_last} and one being written)",
+        f"(keep_last {config.checkpoint.keep_last}"
+        + (f", every {config.checkpoint.keep_every_steps:,} steps for good," if config.checkpoint.keep_every_steps else "")
+        + " and one being written)",
         f"a step: {plan.flops_per_step:.3g} FLOPs"
         + (f", {plan.hardware_flops_per_step:.3g} with recomputation" if plan.hardware_flops_per_step != plan.flops_per_step else "")
         + f"; the run: {plan.steps:,} steps, {plan.steps * plan.tokens_per_step:,} tokens, {plan.steps * plan.flops_per_step:.3g} FLOPs",

@@ -18,7 +18,7 @@ from data_pipeline.schema import Section
 from launcher.cli import app
 from launcher.commands import data
 from launcher.config import RunConfig, load_config
-from launcher.plan import plan_run
+from launcher.plan import plan_run, show_bytes
 from launcher.slurm.cluster import ClusterConfig
 from megatron_lite.sizes import flops_per_token, num_parameters
 from tests.config_reference import section_in
@@ -136,6 +136,7 @@ def test_numbers_of_the_recipe_are_computed() -> None:
     flops = flops_per_token(config.model, config.training.sequence_length)
     page = (ROOT / "docs/recipes/gpt2-124m.md").read_text()
     assert "Not run yet" in page
+    plan = plan_run(config, world=8, device_type="cuda")
     about = [plan_run(config, world=8, device_type="cuda").needed_bytes, plan_run(small, world=1, device_type="cuda").needed_bytes]
     said = [int(size) for size in re.findall(r"about (\d+) GiB in micro-batches", page)]
     assert said == [pytest.approx(size / 2**30, rel=0.1) for size in about]
@@ -145,5 +146,6 @@ def test_numbers_of_the_recipe_are_computed() -> None:
         f"{tokens:,}",
         f"{steps * tokens:,}",
         f"{flops * steps * tokens:.2e}",
+        f"{show_bytes(plan.checkpoint_bytes)}, at most {show_bytes(plan.checkpoints_kept_bytes)} on disk",
     ):
         assert number.replace("e+", "e") in page, number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,37 @@ def test_a_model_too_large_for_all_ranks_says_how_many_would_do(config_file: Cal
     assert "no layout of 1 rank fits" in str(refusal.value)
     with pytest.raises(ConfigError, match="no layout of up to"):
         require_fit(config, plan_run(config, world=1, device_type="cuda"), Limit(2 * GIB, "a test"))
+
+
+@pytest.mark.parametrize("gib", [20, 28, 40, 60])
+def test_a_suggested_world_is_one_that_starts(config_file: Callable[..., Path], gib: int) -> None:
+    """A micro-batch as written that no longer divides a rank's share of the batch is refused there, though it would fit."""
+    training = {"sequence_length": 16, "global_batch_size": 64, "micro_batch_size": 64}
+    path = config_file(model={"num_attention_heads": 1, "num_key_value_heads": 1}, parallel={"zero_stage": 3}, training=training)
+    with pytest.raises(ConfigError) as refusal:
+        plan_config([str(path)], world=1, memory=f"{gib}GiB", device="cuda")
+    ((world, changes),) = re.findall(r"--world (\d+) does, with (this layout|.*)", str(refusal.value))
+    words = [] if changes == "this layout" else changes.split()
+    plan_config([str(path), *words], world=int(world), memory=f"{gib}GiB", device="cuda")
+
+
+def test_what_deepspeed_was_told_bounds_the_suggestions(config_file: Callable[..., Path]) -> None:
+    """A ZeRO stage or a share that the deepspeed section spells out leaves only layouts that agree with it."""
+    path = config_file(deepspeed={"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": 16})
+    with pytest.raises(ConfigError, match="--world") as refusal:
+        plan_config([str(path)], world=4, memory="60GiB", device="cuda")
+    assert [fault.field for fault in refusal.value.faults] == ["memory of a rank"] and "zero_stage" not in str(refusal.value)
+    ((world, changes),) = re.findall(r"--world (\d+) does, with (this layout|.*)", str(refusal.value))
+    load_config(path, [] if changes == "this layout" else changes.split(), world_size=int(world))
+
+
+def test_checkpoints_that_stay_for_good_are_counted(config_file: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """A disk that holds keep_last of them and one more fills up in the middle of a run."""
+    path = config_file(checkpoint={"keep_last": 3, "keep_every_steps": 100})
+    found = plan_json(capsys, str(path), world=8, device="cuda")
+    assert found["checkpoints_kept_bytes"] == (3 + 1 + 9) * found["checkpoint_bytes"]  # 100 .. 900; step 1000 is among the newest
+    plan_config([str(path)], world=8, device="cuda")
+    assert "(keep_last 3, every 100 steps for good, and one being written)" in capsys.readouterr().out
 
 
 def test_unknown_vocabulary_is_asked_for(config_file: Callable[..., Path]) -> None:
