@@ -121,7 +121,8 @@ class Job:
         require_epochs(config, rows, num_samples=last_sample)
         self.recorder = Recorder(self.folder, active=groups.rank == 0, total_steps=total, rates=self._rates())
         self._write_down(start, phases, describe_mixture(config, rows, first=start.samples, last=last_sample))
-        finished = f"{self.folder.path} is finished: {start.step} of {total} steps are done. To train on, raise training.steps"
+        budget = "training.steps" if config.training.steps is not None else "training.tokens"
+        finished = f"{self.folder.path} is finished: {start.step} of {total} steps are done. To train on, raise {budget}"
         if start.step >= total and (heldout is None or broadcast_json(self.recorder.metrics.evaluated(start.step), groups.world)):
             return 0, "done", finished
         plan = plan_run(config, world=groups.world.size, device_type=self.device.type)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from data_pipeline.errors import ConfigError, Fault, RunInUseError
 from data_pipeline.loader import Dataset
-from launcher.config import RunConfig, load_config, with_vocabulary
+from launcher.config import RunConfig, load_config, with_vocabulary, world_faults
 from launcher.huggingface import require_fitting_weights
 from launcher.mixture import cap_faults
 from launcher.run_folder import RunFolder
+from launcher.saved_config import read_config
 from launcher.slurm.cluster import ClusterConfig
 from megatron_lite.checkpoint.committed import committed
 from megatron_lite.sizes import checkpoint_bytes
@@ -43,11 +47,27 @@ def check(path: Path, overrides: list[str], cluster: ClusterConfig) -> Checked:
     if faults:
         raise ConfigError(faults)
     require_fitting_weights(sized, datasets)
-    notes = [*_node_notes(path, overrides, cluster), *_memory_notes(config)]
-    steps = config.training.num_steps
-    done = status.get("state") == "done" and (status.get("step") or 0) >= steps
-    finished = f"{folder.path} is finished: {steps} steps are done. To train on, raise training.steps" if done else ""
-    return Checked(config, world, notes, finished)
+    notes = [*_node_notes(config, cluster), *_memory_notes(config)]
+    return Checked(config, world, notes, _finished(config, status))
+
+
+def _finished(config: RunConfig, status: Mapping[str, Any]) -> str:
+    """Why there is nothing to do; empty where there is. A budget in tokens is compared with the one that is done: how many steps
+    that took follows from batch sizes that may have changed on the way."""
+    training, done = config.training, status.get("step") or 0
+    if status.get("state") != "done":
+        return ""
+    if training.tokens is not None:
+        try:
+            before = read_config(config.run.folder).training.tokens
+        except ConfigError:
+            return ""
+        if before is None or training.tokens > before:
+            return ""
+    elif done < training.num_steps:
+        return ""
+    budget = "training.steps" if training.steps is not None else "training.tokens"
+    return f"{config.run.folder} is finished: {done} steps are done. To train on, raise {budget}"
 
 
 def check_tools() -> None:
@@ -60,15 +80,17 @@ def check_tools() -> None:
 
 
 def sizes_that_would_do(config: RunConfig, *, ranks_per_node: int, near: int, count: int = 4) -> list[int]:
-    """The numbers of nodes nearest to `near` on which this config starts: the global batch divides into dp and micro batches."""
-    training, tp = config.training, config.parallel.tp
-    micro = training.micro_batch_size if isinstance(training.micro_batch_size, int) else 1
-    fits = [
-        nodes
-        for nodes in range(1, max(near, tp * training.global_batch_size // ranks_per_node) + 1)
-        if (nodes * ranks_per_node) % tp == 0 and training.global_batch_size % ((nodes * ranks_per_node) // tp * micro) == 0
-    ]
-    return sorted(sorted(fits, key=lambda nodes: (abs(nodes - near), nodes))[:count])
+    """The numbers of nodes nearest to `near` on which this config starts."""
+    batch = config.training.global_batch_size
+    worlds = [config.parallel.tp * dp for dp in range(1, batch + 1) if batch % dp == 0]  # every rank has a share of the batch
+    whole = [world // ranks_per_node for world in worlds if world % ranks_per_node == 0]
+    nearest = sorted(whole, key=lambda nodes: (abs(nodes - near), nodes))
+    return sorted(islice((nodes for nodes in nearest if _starts_on(config, nodes * ranks_per_node)), count))
+
+
+def _starts_on(config: RunConfig, world: int) -> bool:
+    """Whether load_config would take it for a world of so many ranks."""
+    return not world_faults(config, world_size=world)
 
 
 def _disk_faults(config: RunConfig) -> list[Fault]:
@@ -78,11 +100,13 @@ def _disk_faults(config: RunConfig) -> list[Fault]:
         folder = folder.parent
     one = checkpoint_bytes(config.model)
     kept = len(committed(RunFolder(config.run.folder).checkpoints))
-    needed, free = one * max(1, config.checkpoint.keep_last + 1 - kept), shutil.disk_usage(folder).free
+    more = max(1, config.checkpoint.most_on_disk(config.training.num_steps) - kept)
+    needed, free = one * more, shutil.disk_usage(folder).free
     if free >= needed:
         return []
-    want = f"{needed / 1e9:.1f} GB free for {config.checkpoint.keep_last} + 1 checkpoints of {one / 1e9:.1f} GB; {free / 1e9:.1f} GB are"
-    return [Fault("run.dir", str(config.run.folder), want, "free some, lower checkpoint.keep_last, or choose another run.dir")]
+    want = f"{needed / 1e9:.1f} GB free for {more} more checkpoint{'s' if more > 1 else ''} of {one / 1e9:.1f} GB; {free / 1e9:.1f} GB are"
+    spare = "lower checkpoint.keep_last" + (", raise checkpoint.keep_every_steps" if config.checkpoint.keep_every_steps else "")
+    return [Fault("run.dir", str(config.run.folder), want, f"free some, {spare}, or choose another run.dir")]
 
 
 def _path_faults(cluster: ClusterConfig) -> list[Fault]:
@@ -92,15 +116,11 @@ def _path_faults(cluster: ClusterConfig) -> list[Fault]:
     return []
 
 
-def _node_notes(path: Path, overrides: list[str], cluster: ClusterConfig) -> list[str]:
+def _node_notes(config: RunConfig, cluster: ClusterConfig) -> list[str]:
     """A range of nodes may have sizes in it that the layout can't take."""
     fewest, most = cluster.node_range
-    bad = []
-    for nodes in range(fewest, most) if most - fewest < 64 else ():
-        try:
-            load_config(path, overrides, world_size=nodes * cluster.ranks_per_node)
-        except ConfigError:
-            bad.append(nodes)
+    sizes = range(fewest, most) if most - fewest < 64 else ()
+    bad = [nodes for nodes in sizes if not _starts_on(config, nodes * cluster.ranks_per_node)]
     return [f"with {', '.join(map(str, bad))} nodes the run can't start: the layout does not fit there"] if bad else []
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from data_pipeline.errors import ConfigError
 from data_pipeline.schema import validate
-from launcher.config import RunConfig
+from launcher.config import RunConfig, world_faults
 from launcher.slurm.check import sizes_that_would_do
 from launcher.slurm.cluster import ClusterConfig, container_flags, load_cluster, rank_command, sbatch_options, split_words, to_flags
 from tests.paths import ROOT
@@ -85,3 +85,16 @@ def test_numbers_of_nodes_that_would_do() -> None:
     assert sizes_that_would_do(config, ranks_per_node=2, near=4) == [1, 2, 3, 6]
     assert sizes_that_would_do(config, ranks_per_node=1, near=4) == [2, 4, 6, 12]
     assert sizes_that_would_do(config, ranks_per_node=16, near=1) == []
+    sized = config.model_copy(update={"deepspeed": {"train_micro_batch_size_per_gpu": 4}})  # a rank's share: dp 3 alone
+    assert sizes_that_would_do(sized, ranks_per_node=2, near=4) == [3]
+
+
+@pytest.mark.parametrize(("tp", "micro", "ranks"), [(1, "auto", 1), (2, "auto", 8), (4, 2, 2), (8, 3, 4), (2, 5, 3)])
+def test_numbers_of_nodes_are_all_that_start(tp: int, micro: int | str, ranks: int) -> None:
+    """The same as trying each."""
+    training = {"steps": 1, "global_batch_size": 60, "micro_batch_size": micro}
+    tree = {"run": {"name": "x"}, "data": {"path": "x"}, "model": {"num_attention_heads": 8}, "parallel": {"tp": tp}, "training": training}
+    config = validate(RunConfig, tree)
+    start = [nodes for nodes in range(1, 600) if not world_faults(config, world_size=nodes * ranks)]
+    assert sizes_that_would_do(config, ranks_per_node=ranks, near=5, count=1000) == start
+    assert sizes_that_would_do(config, ranks_per_node=ranks, near=5, count=1) == sorted(start, key=lambda n: (abs(n - 5), n))[:1]

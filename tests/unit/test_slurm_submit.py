@@ -129,6 +129,43 @@ def test_what_is_finished_is_not_queued(folder: Path, capsys: pytest.CaptureFixt
     assert check(folder / "run.yaml", ["training.steps=9"], ClusterConfig()).finished == ""
 
 
+def test_a_budget_in_tokens_is_compared_with_the_one_that_was_done(folder: Path) -> None:
+    """Steps don't tell: 1,024 tokens took 6 where half of them were trained on at another batch size (8 at 4 sequences, 4 at 8)."""
+    run = folder / "runs" / "a"
+    run.mkdir(parents=True)
+    (run / "status.json").write_text(json.dumps({"state": "done", "code": 0, "step": 6, "time": time.time()}))
+    tree = yaml.safe_load((folder / "run.yaml").read_text())
+    tree["training"] = {**TRAINING, "steps": None, "tokens": 1024}
+    for path in (folder / "run.yaml", run / "config.yaml"):
+        path.write_text(yaml.safe_dump(tree))
+    finished = check(folder / "run.yaml", [], ClusterConfig()).finished
+    assert finished == "runs/a is finished: 6 steps are done. To train on, raise training.tokens"
+    larger = ["training.tokens=1280", "training.global_batch_size=8"]  # 5 steps, were they all of this size: but 256 tokens are left
+    assert check(folder / "run.yaml", larger, ClusterConfig()).finished == ""
+    by_steps = ["training.tokens=null", "training.steps=6"]
+    assert check(folder / "run.yaml", by_steps, ClusterConfig()).finished.endswith("raise training.steps")
+    (run / "config.yaml").write_text(yaml.safe_dump({**tree, "from_the_future": 1}))
+    assert check(folder / "run.yaml", [], ClusterConfig()).finished == ""  # not known here: the job will say
+
+
+def test_room_is_asked_for_every_checkpoint_that_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that stay for good too, less those that are there; what was moved aside or is half written makes no room."""
+    saved = folder / "runs" / "a" / "checkpoints"
+    for name in ("step_00000001", "step_00000002", "step_00000002.bad", "step_00000003.tmp-1", "step_00000001.deleting"):
+        (saved / name).mkdir(parents=True)
+        (saved / name / "manifest.json").touch()
+    size = check(folder / "run.yaml", [], ClusterConfig()).config.model
+    datasets = checks.Dataset.open("data")
+    one = checks.checkpoint_bytes(size.model_copy(update={"vocab_size": datasets.vocab_size}))
+    usage = namedtuple("usage", "total used free")
+    words = ["checkpoint.keep_last=1", "checkpoint.keep_every_steps=2"]  # 7 and 8 of 8 steps, and 2, 4, 6: five, of which two are there
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage(1, 1, 3 * one))
+    check(folder / "run.yaml", words, ClusterConfig())
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage(1, 1, 3 * one - 1))
+    with pytest.raises(ConfigError, match=r"for 3 more checkpoints of .* raise checkpoint\.keep_every_steps"):
+        check(folder / "run.yaml", words, ClusterConfig())
+
+
 def test_sizes_of_a_range_that_do_not_fit_are_said(folder: Path) -> None:
     notes = check(folder / "run.yaml", [], ClusterConfig(nodes="2-4")).notes
     assert any(note.startswith("with 3 nodes the run can't start") for note in notes)
