@@ -52,7 +52,7 @@ def build(config: DataConfig, *, quiet: bool = False, replace: bool = False) -> 
         search = Search.of(config.decontaminate, config.normalise) if config.decontaminate is not None else None
         tasks = find_inputs(config, workers, progress, search=search)
         earlier = _open_earlier(config)
-        identities = [["earlier", [each.identity for each in earlier]]] if earlier else []
+        identities = [["earlier", [each.content for each in earlier]]] if earlier else []
         key = cache_key("build", config.content(), [task.key for task in tasks], *identities)
         ready = _ready(config.folder, key, replace=replace)
         if ready is None:
@@ -111,7 +111,7 @@ def _stages(
     chain = list(ledger.stages)
     if config.dedup is not None and (config.dedup.field is not None or config.dedup.exact or config.dedup.minhash is not None):
         settings = config.dedup.model_dump(mode="json", exclude={"lines", "substring", "earlier"})
-        compared = [[each.identity for each in earlier]] if earlier else []
+        compared = [[each.content for each in earlier]] if earlier else []
         path = work / "dedup" / f"{cache_key('dedup', settings, names, document_keys, *compared)}.duplicates"
         duplicates = deduplicate(store, config.dedup, priorities=names, path=path, workers=workers, progress=progress, earlier=earlier)
         count(store, duplicates, ledger)

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field
 
+from data_pipeline.dataset import Dataset
 from data_pipeline.errors import ConfigError, Fault
-from data_pipeline.schema import Section
+from data_pipeline.schema import Section, validate
 from data_pipeline.tokenizer.encode import Encoder
 
 
@@ -103,3 +104,25 @@ def text_order(tokens: np.ndarray, fim: Fim) -> np.ndarray | None:
     if suffix == 1:
         return np.concatenate([np.arange(middle + 1, end), np.arange(2, middle)])
     return np.concatenate([np.arange(1, suffix), np.arange(middle + 1, end), np.arange(suffix + 1, middle)])
+
+
+def fim_of_dataset(dataset: Dataset) -> Fim | None:
+    """How a finished dataset was rearranged; None where it was not."""
+    asked = dataset.manifest.config.get("fim")
+    if asked is None:
+        return None
+    json_text = dataset.tokenizer_path.read_text(encoding="utf-8")
+    return fim_of(validate(FimConfig, asked), tokenizer_json=json_text, seed=dataset.manifest.config["seed"])
+
+
+def text_tokens(stored: np.ndarray, fim: Fim | None) -> np.ndarray:
+    """The tokens of a document's text in its order, of those that are stored: their last is the end of the document. `fim`: of its
+    dataset."""
+    tokens = stored[:-1]
+    order = text_order(tokens, fim) if fim is not None else None
+    return tokens if order is None else tokens[order]
+
+
+def document_text(stored: np.ndarray, encoder: Encoder, fim: Fim | None) -> str:
+    """The text of a document of a finished dataset, as it was before it was rearranged."""
+    return encoder.decode(text_tokens(stored, fim).tolist())

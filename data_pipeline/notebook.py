@@ -17,6 +17,7 @@ import numpy as np
 
 from data_pipeline.dataset import Dataset, TokenSource
 from data_pipeline.errors import DataError
+from data_pipeline.fim import Fim, document_text, fim_of_dataset
 from data_pipeline.loader import RowSource
 from data_pipeline.packing import Method
 from data_pipeline.rows import Row
@@ -31,7 +32,8 @@ def open_dataset(path: str | Path) -> OpenDataset:
 
 @dataclass(frozen=True, eq=False)
 class StoredDocument:
-    """A document as the shards have it. `tokens` end in the end-of-document id; `file`, `record`: where its text stood."""
+    """A document as the shards have it. `tokens` end in the end-of-document id, and may be rearranged by fill in the middle, which
+    `text` is not; `file`, `record`: where its text stood."""
 
     id: str
     source: str
@@ -39,10 +41,11 @@ class StoredDocument:
     record: int
     tokens: np.ndarray
     encoder: Encoder
+    fim: Fim | None
 
     @cached_property
     def text(self) -> str:
-        return self.encoder.decode(self.tokens[:-1].tolist())
+        return document_text(self.tokens, self.encoder, self.fim)
 
     def __repr__(self) -> str:
         return f"StoredDocument({self.source} {self.file}:{self.record}, {self.tokens.size:,} tokens, {_shortened(self.text)})"
@@ -86,8 +89,8 @@ class TrainingRow:
 class Documents(Sequence[StoredDocument]):
     """The documents of some sources, by number, slice, or id (or an id's beginning)."""
 
-    def __init__(self, sources: Sequence[TokenSource], dataset: Dataset, encoder: Encoder) -> None:
-        self._sources, self._dataset, self._encoder = list(sources), dataset, encoder
+    def __init__(self, sources: Sequence[TokenSource], dataset: Dataset, encoder: Encoder, fim: Fim | None) -> None:
+        self._sources, self._dataset, self._encoder, self._fim = list(sources), dataset, encoder, fim
         self._ends = np.cumsum([0, *(source.num_documents for source in sources)])
 
     def __len__(self) -> int:
@@ -105,19 +108,19 @@ class Documents(Sequence[StoredDocument]):
             source = next((source for source in self._sources if (source.split, source.name) == (split, name)), None)
             if source is None:
                 raise DataError(f"document {which} is in {name} ({split}), which is not among these")
-            return stored_document(source, number, self._encoder)
+            return stored_document(source, number, self._encoder, self._fim)
         if not -len(self) <= which < len(self):
             raise IndexError(f"document {which} of {len(self)}")
         number = which % len(self)
         place = int(np.searchsorted(self._ends, number, side="right")) - 1
-        return stored_document(self._sources[place], number - int(self._ends[place]), self._encoder)
+        return stored_document(self._sources[place], number - int(self._ends[place]), self._encoder, self._fim)
 
     def of(self, source: str) -> Documents:
         """Those of one source. Raises DataError where there is none of that name."""
         chosen = [each for each in self._sources if each.name == source]
         if not chosen:
             raise DataError(f"no source {source!r}; there are {', '.join(each.name for each in self._sources) or 'none'}")
-        return Documents(chosen, self._dataset, self._encoder)
+        return Documents(chosen, self._dataset, self._encoder, self._fim)
 
     def __repr__(self) -> str:
         return f"Documents({', '.join(f'{source.name} {source.num_documents:,}' for source in self._sources)})"
@@ -126,8 +129,8 @@ class Documents(Sequence[StoredDocument]):
 class Rows(Sequence[TrainingRow]):
     """One epoch's rows in the order of a run with this seed; `rows[n]` goes on into later epochs."""
 
-    def __init__(self, rows: RowSource, encoder: Encoder) -> None:
-        self.source, self._encoder = rows, encoder
+    def __init__(self, rows: RowSource, encoder: Encoder, fim: Fim | None) -> None:
+        self.source, self._encoder, self._fim = rows, encoder, fim
 
     def __len__(self) -> int:
         return len(self.source)
@@ -144,7 +147,7 @@ class Rows(Sequence[TrainingRow]):
         pieces, first = [], 0
         for document, start, length in place.plan.pieces(place.row).tolist():
             tokens = arrays.targets[first : first + length]
-            pieces.append(Piece(stored_document(place.source, document, self._encoder), start, tokens))
+            pieces.append(Piece(stored_document(place.source, document, self._encoder, self._fim), start, tokens))
             first += length
         return TrainingRow(sample, place.epoch, place.source.name, arrays, pieces)
 
@@ -157,15 +160,15 @@ class OpenDataset:
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
-        self._encoder = Encoder.open(dataset.tokenizer_path)
-        self.documents = Documents(dataset.sources, dataset, self._encoder)
-        self.heldout = Documents(dataset.validation, dataset, self._encoder)
+        self._encoder, self._fim = Encoder.open(dataset.tokenizer_path), fim_of_dataset(dataset)
+        self.documents = Documents(dataset.sources, dataset, self._encoder, self._fim)
+        self.heldout = Documents(dataset.validation, dataset, self._encoder, self._fim)
 
     def rows(self, sequence_length: int, *, packing: Method = "best_fit", seed: int = 1234, heldout: bool = False) -> Rows:
         """The rows that training would see, in its order; the packing plan is made if it is missing."""
         split = "validation" if heldout else "train"
         rows = RowSource.open([(self.dataset, 1.0, None)], sequence_length=sequence_length, packing=packing, seed=seed, split=split)
-        return Rows(rows, self._encoder)
+        return Rows(rows, self._encoder, self._fim)
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text; special tokens in it are characters like others, and no end is added."""
@@ -178,11 +181,11 @@ class OpenDataset:
         return f"OpenDataset({str(self.dataset.path)!r}, {self.documents}, held out {len(self.heldout):,}, {self.dataset.vocab_size:,} ids)"
 
 
-def stored_document(source: TokenSource, number: int, encoder: Encoder) -> StoredDocument:
+def stored_document(source: TokenSource, number: int, encoder: Encoder, fim: Fim | None) -> StoredDocument:
     """A document by its number within the source."""
     shard, inside = source.find(number)
     file, record = shard.origin(inside)
-    return StoredDocument(shard.document_id(inside), source.name, file, record, shard.document(inside), encoder)
+    return StoredDocument(shard.document_id(inside), source.name, file, record, shard.document(inside), encoder, fim)
 
 
 def _shortened(text: str, characters: int = 60) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from data_pipeline.dataset import Dataset, TokenSource
 from data_pipeline.dedup.stage import Duplicates
+from data_pipeline.fim import fim_of_dataset, text_tokens
 from data_pipeline.step import Ledger
 from data_pipeline.tokenizer.encode import Encoder
 
@@ -87,13 +88,13 @@ def _dedup(duplicates: Duplicates) -> str:
 
 
 def _samples(dataset: Dataset) -> str:
-    encoder = Encoder.open(dataset.tokenizer_path)
+    encoder, fim = Encoder.open(dataset.tokenizer_path), fim_of_dataset(dataset)
     shown = []
     for source in dataset.sources:
         for number in sorted({0, source.num_documents // 2, source.num_documents - 1}):
             shard, inside = source.find(number)
             file, record = shard.origin(inside)
-            text = encoder.decode(shard.document(inside)[:-1][:200].tolist())
+            text = encoder.decode(text_tokens(shard.document(inside), fim)[:200].tolist())
             shown.append(f"<p>{html.escape(source.name)}, {html.escape(file)}:{record}</p><pre>{html.escape(text[:600])}</pre>")
     return "<h2>Samples, decoded from the shards</h2>" + "".join(shown)
 

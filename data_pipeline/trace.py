@@ -9,10 +9,9 @@ import numpy as np
 
 from data_pipeline.dataset import Dataset
 from data_pipeline.errors import DataError
-from data_pipeline.fim import FimConfig, fim_of, text_order
+from data_pipeline.fim import fim_of_dataset, text_order
 from data_pipeline.loader import RowSource
 from data_pipeline.rows import NO_TARGET
-from data_pipeline.schema import validate
 from data_pipeline.tokenizer.encode import Encoder
 
 _AROUND_TOKENS = 24
@@ -85,11 +84,7 @@ def trace(rows: RowSource, sample: int, position: int) -> Origin:
 def _earlier_in_text(dataset: Dataset, tokens: np.ndarray, inside: int) -> np.ndarray:
     """The places of the tokens that stand before one in the document's text, which fill in the middle may have rearranged."""
     plain = np.arange(inside)
-    asked = dataset.manifest.config.get("fim")
-    if asked is None:
-        return plain
-    json_text = dataset.tokenizer_path.read_text(encoding="utf-8")
-    fim = fim_of(validate(FimConfig, asked), tokenizer_json=json_text, seed=dataset.manifest.config["seed"])
+    fim = fim_of_dataset(dataset)
     order = text_order(tokens[:-1], fim) if fim is not None else None
     if order is None:
         return plain

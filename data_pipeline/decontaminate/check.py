@@ -14,6 +14,7 @@ from data_pipeline.decontaminate.evidence import contamination_lines, evidence, 
 from data_pipeline.decontaminate.find import find_overlaps
 from data_pipeline.decontaminate.stage import Search, char_spans, words_of
 from data_pipeline.document import Document
+from data_pipeline.fim import document_text, fim_of_dataset
 from data_pipeline.normalise import NormaliseConfig
 from data_pipeline.pool import Report, Workers, started
 from data_pipeline.progress import Progress
@@ -86,12 +87,12 @@ def _check(batch: _Batch, report: Report) -> list[dict[str, Any]]:
     """In a worker: evidence of the batch."""
     dataset = Dataset.open(batch.dataset)
     index = batch.search.index()
-    encoder = Encoder.open(dataset.tokenizer_path)
+    encoder, fim = Encoder.open(dataset.tokenizer_path), fim_of_dataset(dataset)
     source = next(source for source in dataset.split(batch.split) if source.name == batch.source)
     found: list[dict[str, Any]] = []
     for number in range(batch.first, batch.stop):
         shard, inside = source.find(number)
-        text = encoder.decode(shard.document(inside)[:-1].tolist())
+        text = document_text(shard.document(inside), encoder, fim)
         words = words_of(text)
         if overlaps := find_overlaps(words, index, batch.search.config):
             file, record = shard.origin(inside)

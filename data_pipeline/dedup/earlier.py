@@ -18,6 +18,7 @@ from data_pipeline.cache_key import cache_key
 from data_pipeline.dataset import Dataset, TokenSource
 from data_pipeline.dedup.columns import Columns, DocRecord, batches, columns_of
 from data_pipeline.dedup.config import MinHashConfig
+from data_pipeline.fim import Fim, document_text, fim_of_dataset
 from data_pipeline.pool import Report, Workers
 from data_pipeline.progress import Progress
 from data_pipeline.tokenizer.encode import Encoder
@@ -38,8 +39,11 @@ class Earlier:
         self.num_documents = int(self._firsts[-1])
 
     @property
-    def identity(self) -> str:
-        return self.dataset.identity
+    def content(self) -> str:
+        """For the keys of what depends on its texts: its identity, and that they are read in their own order where fill in the middle
+        rearranged their tokens (older indexes have them as they lie)."""
+        identity = self.dataset.identity
+        return identity if self.dataset.manifest.config.get("fim") is None else f"{identity} in the order of the text"
 
     def id_of(self, number: int) -> str:
         return f"{self.place}/{number}"
@@ -47,7 +51,7 @@ class Earlier:
     def text(self, number: int) -> str:
         source, inside = self._find(number)
         shard, place = source.find(inside)
-        return self._encoder.decode(shard.document(place)[:-1].tolist())
+        return document_text(shard.document(place), self._encoder, self._fim)
 
     def named(self, number: int) -> dict[str, Any]:
         """For duplicates.jsonl."""
@@ -75,7 +79,7 @@ class Earlier:
 
     def index(self, config: MinHashConfig | None, *, folder: Path, workers: Workers, progress: Progress) -> Path:
         """The index, made where it is missing: in the dataset, or in `folder` where that can't be written to."""
-        name = f"{cache_key('dedup', 'index', self.identity, config.model_dump(mode='json') if config is not None else None)}.index"
+        name = f"{cache_key('dedup', 'index', self.content, config.model_dump(mode='json') if config is not None else None)}.index"
         places = [Path(self.path) / "dedup" / name, folder / name]
         if found := next((path for path in places if path.exists()), None):
             return found
@@ -107,6 +111,10 @@ class Earlier:
     @cached_property
     def _encoder(self) -> Encoder:
         return Encoder.open(self.dataset.tokenizer_path)
+
+    @cached_property
+    def _fim(self) -> Fim | None:
+        return fim_of_dataset(self.dataset)
 
 
 def index_part(job: tuple[str, int, int, MinHashConfig | None], report: Report) -> bytes:

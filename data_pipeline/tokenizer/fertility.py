@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.dataset import Dataset, TokenSource
+from data_pipeline.fim import Fim, document_text, fim_of_dataset
 from data_pipeline.tokenizer.encode import Encoder
 from data_pipeline.tokenizer.facts import facts_of, prepared, read_pretrained
 from data_pipeline.words import words
@@ -82,9 +83,10 @@ def compare(dataset: Dataset, tokenizers: Sequence[str], *, max_bytes: int) -> l
         text = prepared(raw, where=path)
         facts = facts_of(text, type="pretrained", eod_token=named.get("eos_token"), where=path)
         encoders.append((path, Encoder(text, can_cut=False), facts.token_bytes))
+    fim = fim_of_dataset(dataset)
     rows = []
     for source in dataset.sources:
-        texts = list(_spread(source, own, max_bytes))
+        texts = list(_spread(source, own, fim, max_bytes))
         rows += [measure(encoder, table, texts).row(source.name, name) for name, encoder, table in encoders]
     return rows
 
@@ -110,11 +112,11 @@ def trained_on(dataset: Dataset) -> str:
     return f"trained on a sample of {sample['documents']:,} documents, {sample['bytes']:,} bytes, sha256 {sample['sha256'][:16]}"
 
 
-def _spread(source: TokenSource, encoder: Encoder, max_bytes: int) -> Iterator[str]:
+def _spread(source: TokenSource, encoder: Encoder, fim: Fim | None, max_bytes: int) -> Iterator[str]:
     every = max(1, -(-source.text_bytes // max_bytes))
     for number in range(0, source.num_documents, every):
         shard, inside = source.find(number)
-        yield encoder.decode(shard.document(inside)[:-1].tolist())
+        yield document_text(shard.document(inside), encoder, fim)
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

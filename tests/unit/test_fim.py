@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +11,23 @@ import numpy as np
 import pytest
 
 from data_pipeline.build import build
+from data_pipeline.cache_key import cache_key
 from data_pipeline.config import DataConfig
+from data_pipeline.decontaminate.check import check_dataset, config_for
+from data_pipeline.dedup.earlier import Earlier
 from data_pipeline.errors import ConfigError
 from data_pipeline.fim import Fim, FimConfig, fim_of, text_order
 from data_pipeline.notebook import OpenDataset, open_dataset
+from data_pipeline.pool import Workers
+from data_pipeline.progress import Progress
 from data_pipeline.schema import validate
+from data_pipeline.show import show_dataset, show_document
 from data_pipeline.tokenizer.byte_level import bytes_tokenizer_json
 from data_pipeline.tokenizer.encode import Encoder
+from data_pipeline.tokenizer.fertility import HEAD, compare
 from data_pipeline.trace import trace
 from data_pipeline.verify import verify_dataset
+from data_pipeline.words import words
 from tests.data_fixtures import tiny_texts
 
 SPECIALS = {"<|endoftext|>": 0, "<|fim_prefix|>": 1, "<|fim_suffix|>": 2, "<|fim_middle|>": 3}
@@ -117,6 +127,81 @@ def test_a_token_is_traced_to_its_place_in_the_text(tmp_path: Path) -> None:
             assert texts[origin.document][: origin.first_character] == text[: origin.first_byte].decode("utf-8", "ignore")
             checked += 1
     assert checked > 50
+
+
+# ------------------------------------------------------------------------------------------------- readers of a finished dataset
+
+
+@pytest.fixture(scope="module")
+def rearranged(tmp_path_factory: pytest.TempPathFactory) -> OpenDataset:
+    """Every training document rearranged."""
+    return built(tmp_path_factory.mktemp("rearranged"), fim={"rate": 1.0})
+
+
+def kept_texts(*datasets: OpenDataset) -> list[str]:
+    """From the stored tokens alone, in the order of the shards."""
+    found = []
+    for data in datasets:
+        for document in [*data.documents, *data.heldout]:
+            tokens = document.tokens[:-1]
+            order = text_order(tokens, FIM)
+            found.append(data.decode(tokens if order is None else tokens[order]))
+    return found
+
+
+def test_in_a_notebook_a_document_has_its_own_text(rearranged: OpenDataset) -> None:
+    documents = [*rearranged.documents, *rearranged.heldout]
+    assert sorted(document.text for document in documents) == sorted(text for text in TEXTS if text)
+    assert sum(int(document.tokens[0] == FIM.prefix_id) for document in documents) == len(rearranged.documents)
+    first = rearranged.documents[0]
+    assert rearranged.documents[first.id].text == first.text
+    assert {piece.document.text for row in rearranged.rows(64) for piece in row.pieces} == {each.text for each in rearranged.documents}
+
+
+def test_copies_of_what_an_earlier_dataset_rearranged_are_found(rearranged: OpenDataset, tmp_path: Path) -> None:
+    """And an index in which its tokens were read as they lie isn't taken for one of its texts."""
+    new = "A text that was not there before and is like none of them."
+    (tmp_path / "raw.txt").write_text("\n\n".join([*TEXTS, new]), encoding="utf-8")
+    tree = {
+        "output": str(tmp_path / "d"),
+        "sources": [{"name": "web", "files": str(tmp_path / "raw.txt"), "txt_documents": "paragraph"}],
+        "tokenizer": {"type": "bytes"},
+        "validation": {"fraction": 0.0},
+        "dedup": {"earlier": [str(rearranged.dataset.path)], "minhash": None},
+    }
+    grown = build(validate(DataConfig, tree), quiet=True)
+    assert [document.text for document in open_dataset(grown.path).documents] == [new]
+    plain = open_dataset(build(validate(DataConfig, {**tree, "output": str(tmp_path / "plain"), "dedup": None}), quiet=True).path)
+    for data, as_before in ((rearranged, False), (plain, True)):
+        index = Earlier(str(data.dataset.path), 0).index(None, folder=tmp_path / "i", workers=Workers(1), progress=Progress(quiet=True))
+        assert (index.stem == cache_key("dedup", "index", data.dataset.identity, None)) == as_before
+
+
+def test_evaluations_are_looked_for_in_the_text(rearranged: OpenDataset, tmp_path: Path) -> None:
+    longest = max(range(len(rearranged.documents)), key=lambda number: len(rearranged.documents[number].tokens))
+    text = kept_texts(rearranged)[longest]
+    (tmp_path / "exam.jsonl").write_text(json.dumps({"question": text}) + "\n")
+    check_dataset(rearranged.dataset.path, config_for([str(tmp_path / "exam.jsonl")]), output=tmp_path / "found.jsonl", quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    (found,) = [line for line in lines if line["document"]["id"] == rearranged.documents[longest].id]
+    assert found["words"] == found["of"] == len(words(text)) >= 13
+
+
+def test_tokenizers_are_measured_and_samples_shown_by_the_text(rearranged: OpenDataset, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = kept_texts(rearranged)
+    training = texts[: len(rearranged.documents)]
+    (row,) = compare(rearranged.dataset, (), max_bytes=1 << 20)
+    assert dict(zip(HEAD, row))["bytes"] == f"{sum(len(text.encode()) for text in training):,}"
+    report = (rearranged.dataset.path / "report.html").read_text(encoding="utf-8")
+    for number in (0, len(training) // 2, len(training) - 1):
+        assert f"<pre>{html.escape(training[number])}</pre>" in report
+    show_document(rearranged.dataset.path, rearranged.documents[0].id, tokens=False)
+    assert capsys.readouterr().out.endswith(f"tokens\n{training[0]}\n")
+    show_dataset(rearranged.dataset.path, number=2, tokens=False)
+    out = capsys.readouterr().out
+    assert f"\n{training[0]}\n" in out and f"\n{training[-1]}\n" in out
+    show_document(rearranged.dataset.path, rearranged.documents[0].id, tokens=True)
+    assert "1:'<|fim_prefix|>'" in capsys.readouterr().out  # as they are stored
 
 
 def test_tokens_that_are_not_there_are_named(tmp_path: Path) -> None:
