@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
@@ -12,6 +11,7 @@ from data_pipeline.loader import Dataset, Phase, RowSource
 from data_pipeline.mixture import Mixture
 from data_pipeline.shares import Change, epoch_faults, millionths, scheduled, tempered
 from launcher.config import DataSection, RunConfig
+from launcher.metrics import JsonLines
 from launcher.run_folder import RunFolder
 
 
@@ -148,10 +148,5 @@ def mixture_lines(described: Sequence[dict[str, Any]]) -> list[str]:
 
 def phases_of_run(folder: RunFolder) -> list[Phase] | None:
     """The phases that the run's last attempt drew by; None where it wrote none down."""
-    if not folder.events.is_file():
-        return None
-    found = None
-    for line in folder.events.read_text(encoding="utf-8").splitlines():
-        if '"mixture"' in line and (record := json.loads(line)).get("event") == "mixture":
-            found = [Phase.from_dict(phase) for phase in record["phases"]]
-    return found
+    found = [event for _, event in JsonLines(folder.events).lines() if event is not None and event.get("event") == "mixture"]
+    return [Phase.from_dict(phase) for phase in found[-1]["phases"]] if found else None

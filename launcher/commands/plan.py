@@ -7,7 +7,6 @@ import os
 import statistics
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import ConfigError, DataError, Fault
@@ -15,7 +14,7 @@ from data_pipeline.loader import Dataset
 from launcher.commands.train import num_gpus
 from launcher.config import RunConfig, load_config, parse_arguments, with_vocabulary
 from launcher.console import duration
-from launcher.metrics import Metrics
+from launcher.metrics import JsonLines, Metrics
 from launcher.mixture import cap_faults, expected_mixture
 from launcher.plan import ALLOCATOR_SHARE, PROCESS_BYTES, Limit, RunPlan, parse_bytes, plan_run, require_fit, show_bytes
 from launcher.run_folder import RunFolder
@@ -119,24 +118,13 @@ def measured_rate(config: RunConfig, *, world: int) -> tuple[float | None, str]:
     _, rates = Metrics(folder.metrics).series("tokens_per_second")
     if not rates:
         return None, ""
-    worlds = [event["layout"]["world"] for event in _events(folder.events) if event.get("event") == "started" and "layout" in event]
+    events = [event for _, event in JsonLines(folder.events).lines() if event is not None]
+    worlds = [event["layout"]["world"] for event in events if event.get("event") == "started" and "layout" in event]
     before = worlds[-1] if worlds else world
     rate, source = statistics.median(rates[-50:]), f"measured in {folder.path}"
     if before != world:
         return rate * world / before, f"{source} on {before} ranks, taken to grow with them"
     return rate, source
-
-
-def _events(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------- in words

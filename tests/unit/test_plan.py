@@ -161,6 +161,9 @@ def test_the_rate_is_the_runs_own(config_file: Callable[..., Path], tmp_path: Pa
     assert measured_rate(config, world=2)[0] == 100.0
     rate, source = measured_rate(config, world=4)
     assert rate == 200.0 and "on 2 ranks" in source
+    with open(folder / "events.jsonl", "ab") as file:  # killed in the middle of a letter, and of a line
+        file.write(b'{"event": "\xc3\n4\n{"event": "started", "layo')
+    assert measured_rate(config, world=4) == (rate, source)
 
 
 def test_sizes_in_words() -> None:

@@ -221,6 +221,9 @@ def test_a_cap_refuses_and_epochs_are_reported(three: list[Path], tmp_path: Path
     lines = [{"event": "started"}, {"event": "mixture", "phases": [phase.to_dict() for phase in rows.phases]}]
     folder.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert phases_of_run(folder) == list(rows.phases)
+    with open(folder.events, "ab") as file:  # a writer that was killed, in the middle of a letter; the next attempt's first line follows
+        file.write(b'{"event": "mixture", "phases": "\xc3{"event": "started"}\n{"event": "mixture", "pha')
+    assert phases_of_run(folder) == list(rows.phases)
 
 
 @pytest.mark.parametrize(
