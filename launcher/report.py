@@ -209,20 +209,18 @@ def _sizes(facts: RunFacts) -> str:
 def _data(facts: RunFacts) -> str:
     rows = []
     seen = facts.steps[-1]["tokens"] if facts.steps else 0
-    datasets = facts.datasets()
-    weights = sum(weight for _, weight, _ in datasets)
-    for path, weight, manifest in datasets:
+    for path, share, manifest in facts.datasets():
         if isinstance(manifest, str):
-            rows.append([path, f"{weight / weights:.1%}", manifest, *[""] * 6])
+            rows.append([path, f"{share:.1%}", manifest, *[""] * 6])
             continue
         trained = sum(source.tokens for source in manifest.sources if source.split == "train")
         for source in manifest.sources:
-            epochs = f"{seen * weight / weights / trained:.2f}" if source.split == "train" and trained else ""
-            share = f"{weight / weights:.1%}" if source.split == "train" else ""
+            epochs = f"{seen * share / trained:.2f}" if source.split == "train" and trained else ""
+            part = f"{share:.1%}" if source.split == "train" else ""
             cells = [f"{count:,}" for count in (source.documents, source.tokens, source.text_bytes)]
             per_token = f"{source.text_bytes / max(source.tokens, 1):.2f}"
-            rows.append([path, share, f"{source.name}, {source.split}", *cells, per_token, epochs, source.hash[:12]])
-    head = ["dataset", "share", "source", "documents", "tokens", "bytes of text", "bytes a token", "epochs so far", "identity"]
+            rows.append([path, part, f"{source.name}, {source.split}", *cells, per_token, epochs, source.hash[:12]])
+    head = ["dataset", "share so far", "source", "documents", "tokens", "bytes of text", "bytes a token", "epochs so far", "identity"]
     return "<h2>Data</h2>" + table(head, rows) if rows else ""
 
 

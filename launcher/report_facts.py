@@ -13,9 +13,11 @@ import numpy as np
 
 from data_pipeline.errors import MegatronLiteError
 from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.mixture import Mixture
 from data_pipeline.schema import read_yaml
 from launcher.config import RunConfig
 from launcher.metrics import JsonLines
+from launcher.mixture import phases_of_run
 from launcher.run_folder import RunFolder, read_json
 from launcher.saved_config import read_config
 from megatron_lite.checkpoint.committed import committed
@@ -84,14 +86,36 @@ class RunFacts:
         """`what` (one value a training record) at other steps, by straight lines between; 0 at step 0."""
         return np.interp(steps, [0.0, *self.column("step")], [0.0, *what])
 
+    @cached_property
+    def num_samples(self) -> int:
+        """Samples that the steps so far consumed. The attempts tell, newest first, which batch size each began to train with."""
+        if self.config is None or not self.steps:
+            return 0
+        batch, end, count = self.config.training.global_batch_size, int(self.steps[-1]["step"]), 0
+        for attempt in reversed(self.attempts):
+            begin = min(int(attempt.started.get("step", end)), end)
+            count, end = count + (end - begin) * batch, begin
+            changes = [event for event in self.events if event.get("event") == "changed" and event.get("attempt") == attempt.number]
+            batch = next((event["old"] for event in changes if event.get("key") == "training.global_batch_size"), batch)
+        return count + end * batch
+
+    def shares(self) -> list[float]:
+        """The part of the samples so far that came from each dataset of the mixture; of those to come, where there are none."""
+        weights: Sequence[float] = [source.weight for source in self.config.data.mixture] if self.config else []
+        phases = phases_of_run(self.folder)
+        if phases and len(phases[0].weights) == len(weights):
+            served = Mixture(phases).served(self.num_samples).tolist()
+            weights = served if any(served) else phases[0].weights
+        return [weight / sum(weights) for weight in weights]
+
     def datasets(self) -> list[tuple[str, float, Manifest | str]]:
-        """(path, weight, its manifest, or why it can't be read) for each dataset of the mixture."""
+        """(path, share, its manifest, or why it can't be read) for each dataset of the mixture."""
         found: list[tuple[str, float, Manifest | str]] = []
-        for source in self.config.data.mixture if self.config else []:
+        for source, share in zip(self.config.data.mixture if self.config else [], self.shares()):
             try:
-                found.append((source.path, source.weight, read_manifest(Path(source.path))[0]))
+                found.append((source.path, share, read_manifest(Path(source.path))[0]))
             except MegatronLiteError as error:
-                found.append((source.path, source.weight, str(error)))
+                found.append((source.path, share, str(error)))
         return found
 
     def checkpoints(self) -> list[tuple[str, int]]:

@@ -20,6 +20,7 @@ from launcher.commands.report import report_run
 from launcher.report import write_report
 from launcher.report_curves import Axis, Curve, chart, round_step, short, smoothed, thin_out
 from launcher.report_facts import read_run
+from tests.data_fixtures import tiny_dataset
 from tests.paths import ROOT
 
 CONFIG: dict[str, Any] = {
@@ -113,6 +114,29 @@ def test_whatever_is_missing_or_torn_is_left_out(run: Path, left: str) -> None:
     else:
         target.write_text("{")
     assert "<h1>" in write_report(run).read_text()
+
+
+def test_shares_and_epochs_are_those_of_the_samples_drawn(run: Path, tmp_path: Path) -> None:
+    """Under a temperature, a schedule and a changed batch size: what the run drew, not what its weights say."""
+    paths = []
+    for number, count in enumerate((40, 10)):
+        paths.append(str(tiny_dataset(tmp_path / f"data{number}", [[number] * 15] * count, num_validation=0).path))
+    data = {"sources": [{"path": path} for path in paths], "temperature": 1.0, "schedule": [{"from_step": 5, "weights": [0, 1]}]}
+    (run / "config.yaml").write_text(yaml.safe_dump({**CONFIG, "run": {"name": "a"}, "data": data}))
+    assert read_run(run).shares() == [0.5, 0.5]  # a run that wrote no mixture down
+    phases = [{"from_sample": 0, "weights": [0.8, 0.2], "changes": [{"from_sample": 20, "weights": [0.0, 1.0]}]}]
+    with open(run / "events.jsonl", "a") as file:
+        file.write(lines({"attempt": 3, "event": "mixture", "step": 4, "phases": phases}))
+        file.write(lines({"attempt": 3, "event": "changed", "key": "training.global_batch_size", "old": 5, "new": 2}))
+    facts = read_run(run)
+    assert facts.num_samples == 4 * 5 + 4 * 2  # 20 samples of which 16 and 4, then 8 of the second alone
+    assert facts.shares() == [16 / 28, 12 / 28]
+    page = write_report(run).read_text()
+    seen, rows = 32 * 8, re.findall(r"<tr>(?:(?!</tr>).)*data[01](?:(?!</tr>).)*</tr>", page)
+    for row, share, tokens in zip(rows, facts.shares(), (40 * 16, 10 * 16), strict=True):
+        assert f">{share:.1%}<" in row and f">{seen * share / tokens:.2f}<" in row, row
+    (run / "metrics.jsonl").unlink()
+    assert read_run(run).shares() == [0.8, 0.2]
 
 
 def test_only_committed_checkpoints_are_listed(run: Path) -> None:
