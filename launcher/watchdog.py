@@ -132,6 +132,9 @@ class Watchdog:
             "Raise run.hang_timeout_s if the step is that slow"
         )
         self._mark.claim(HangError.exit_code, message)
+        # The others see the mark at their next poll and say where they stand. Were this process gone before, their
+        # collectives would fail, and their stacks would show that failure's handling in place of the wait.
+        time.sleep(2 * POLL_S)
         self._end(HangError.exit_code, message)
 
     def _dump_stacks(self, why: str) -> None:
