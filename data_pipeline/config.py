@@ -172,4 +172,5 @@ class DataConfig(Section):
 
 def load_data_config(path: str | Path, overrides: Iterable[str] = ()) -> DataConfig:
     """Read and check a data config; raises ConfigError with every fault."""
-    return validate(DataConfig, compose(path, overrides))
+    tree, faults = compose(path, overrides)
+    return validate(DataConfig, tree, composing=faults)

@@ -6,17 +6,20 @@ overrides, resolve `${...}`, then one validation pass. Nothing unknown is ignore
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
 
 from data_pipeline.errors import ConfigError, Fault
 
@@ -28,6 +31,11 @@ class Section(BaseModel):
     stand for a float, nothing else is converted); instances can't be changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def section_faults(faults: Sequence[Fault]) -> PydanticCustomError:
+    """To raise in a section's validator: what breaks its rules over several keys, each fault at its own key of the section."""
+    return PydanticCustomError("section_faults", "rules over several keys", {"faults": list(faults)})
 
 
 # ---------------------------------------------------------------------------------------------------- YAML
@@ -95,18 +103,20 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------- composing
 
 
-def _include_files(tree: dict[str, Any], *, beside: Path, section_names: Iterable[str]) -> None:
+def _include_files(tree: dict[str, Any], *, beside: Path, section_names: Iterable[str]) -> list[Fault]:
     """`model: configs/model/125m.yaml` puts the file's mapping there, so that overrides reach its keys."""
+    faults = []
     for key in section_names:
         value = tree.get(key)
         if isinstance(value, str) and value.endswith((".yaml", ".yml")):
             candidates = [Path(value), beside / value]
             found = next((path for path in candidates if path.is_file()), None)
             if found is None:
-                raise ConfigError(
-                    [Fault(key, value, "a mapping, or the path of a YAML file that exists", "looked at " + ", ".join(map(str, candidates)))]
-                )
-            tree[key] = read_yaml(found)
+                want = "a mapping, or the path of a YAML file that exists"
+                faults.append(Fault(key, tree.pop(key), want, "looked at " + ", ".join(map(str, candidates))))
+            else:
+                tree[key] = read_yaml(found)
+    return faults
 
 
 def apply_override(tree: dict[str, Any], override: str) -> None:
@@ -129,34 +139,106 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     node[last] = parse_yaml(text, where=f"override {override!r}") if text else ""
 
 
-def compose(path: str | Path, overrides: Iterable[str] = (), *, section_names: Iterable[str] = ()) -> dict[str, Any]:
-    """Read a config file, put in named section files, apply overrides, resolve `${...}`; nothing is validated yet."""
+def compose(path: str | Path, overrides: Iterable[str] = (), *, section_names: Iterable[str] = ()) -> tuple[dict[str, Any], list[Fault]]:
+    """Read a config file, put in named section files, apply overrides, resolve `${...}`. Nothing is validated yet: the faults
+    of composing come back with the tree, for validate() to name beside its own; what has such a fault is left out of the
+    tree. Raises ConfigError where a file can't be read at all."""
     tree = read_yaml(path)
+    faults: list[Fault] = []
     overrides = list(overrides)
     whole = [text for text in overrides if "." not in text.partition("=")[0]]  # model=FILE first, then model.key=value
-    for override in whole:
-        apply_override(tree, override)
-    _include_files(tree, beside=Path(path).resolve().parent, section_names=section_names)
-    for override in overrides:
-        if override not in whole:
-            apply_override(tree, override)
-    try:
-        resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{path}: a ${{...}} reference can't be resolved: {error}") from None
-    assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}
+
+    def override_all(texts: Iterable[str]) -> None:
+        for text in texts:
+            try:
+                apply_override(tree, text)
+            except ConfigError as error:
+                faults.extend(error.faults or [Fault("override", text, "a value in YAML", str(error))])
+
+    override_all(whole)
+    faults += _include_files(tree, beside=Path(path).resolve().parent, section_names=section_names)
+    override_all(text for text in overrides if text not in whole)
+    resolved = _resolved(OmegaConf.create(tree), "", faults)
+    return {str(key): value for key, value in resolved.items()}, faults
+
+
+def _resolved(node: DictConfig | ListConfig, field: str, faults: list[Fault]) -> Any:
+    """The plain tree below `node`, each `${...}` replaced by what it stands for; what stands for nothing is a fault, and left out."""
+    keys = list(node) if isinstance(node, DictConfig) else list(range(len(node)))
+    plain: dict[Any, Any] = {}
+    for key in keys:
+        name = f"{field}.{key}" if field else str(key)
+        try:
+            value = node[key]
+        except OmegaConfBaseException as error:
+            got = OmegaConf.to_container(node, resolve=False)
+            want = "a reference to another key of this config, as section.key"
+            faults.append(Fault(name, got[key], want, str(error).splitlines()[0]))  # type: ignore[index,call-overload]
+            continue
+        plain[key] = _resolved(value, name, faults) if isinstance(value, DictConfig | ListConfig) else value
+    return plain if isinstance(node, DictConfig) else list(plain.values())
 
 
 # ---------------------------------------------------------------------------------------------- validating
 
 
-def validate(section: type[S], tree: Mapping[str, Any], *, prefix: str = "") -> S:
-    """Build the section from the tree; raises ConfigError with every fault, each with the nearest valid key or the rule."""
+def validate(section: type[S], tree: Mapping[str, Any], *, prefix: str = "", composing: Sequence[Fault] = ()) -> S:
+    """Build the section from the tree; raises ConfigError with every fault, each with the nearest valid key or the rule, those
+    that came up in composing the tree first."""
+    built = _build(section, tree, prefix=prefix)
+    if isinstance(built, section) and not composing:
+        return built
+    named = {fault.field for fault in composing}  # what was left out there is not missing as well
+    others = built if isinstance(built, list) else []
+    raise ConfigError([*composing, *(fault for fault in others if fault.field not in named)])
+
+
+def mended(section: type[S], tree: object) -> tuple[S | None, set[str]]:
+    """The section with the default of each key whose value is wrong, and the names of those keys; None where there is no
+    telling. For rules across sections, which hold what the keys that they read hold, though other keys are wrong."""
+    if not isinstance(tree, Mapping):
+        return None, set()
+    known, wrong = copy.deepcopy(dict(tree)), set[str]()
+    for _ in range(3):  # a key that doesn't exist or is no value; then rules over several keys
+        try:
+            return section.model_validate(known), wrong
+        except ValidationError as error:
+            for item in error.errors():
+                own = [fault.field for fault in item["ctx"]["faults"]] if item["type"] == "section_faults" else []
+                for location in [(*item["loc"], name) for name in own] or [item["loc"]]:
+                    if location:
+                        wrong.add(str(location[-1]))
+                        _take_out(known, location)
+    return None, wrong
+
+
+def _build(section: type[S], tree: Mapping[str, Any], *, prefix: str = "") -> list[Fault] | S:
+    """The section, or all its faults. Keys that don't exist are named, and then left out, so that they don't keep pydantic from
+    the rules that it checks in the end, over several keys."""
     try:
         return section.model_validate(dict(tree))
     except ValidationError as error:
-        raise ConfigError(faults_of(section, error, prefix=prefix)) from None
+        faults = faults_of(section, error, prefix=prefix)
+        strange = [item["loc"] for item in error.errors() if item["type"] == "extra_forbidden"]
+    if not strange:
+        return faults
+    known = copy.deepcopy(dict(tree))
+    for location in strange:
+        _take_out(known, location)
+    others, named = _build(section, known, prefix=prefix), {fault.field for fault in faults}
+    return [*faults, *(fault for fault in (others if isinstance(others, list) else []) if fault.field not in named)]
+
+
+def _take_out(tree: dict[str, Any], location: tuple[int | str, ...]) -> None:
+    """Delete the key at a location of pydantic's, whose names of union members are no keys of the tree."""
+    node: Any = tree
+    path = [part for at, part in enumerate(location) if isinstance(part, int) or at == 0 or not _is_branch(part)]
+    for part in path[:-1]:
+        node = node[part]
+    if isinstance(node, dict):
+        node.pop(path[-1], None)
+    elif isinstance(path[-1], int):  # an element of a list: the others keep their places
+        node[path[-1]] = None
 
 
 def faults_of(section: type[Section], error: ValidationError, *, prefix: str = "") -> list[Fault]:
@@ -164,8 +246,12 @@ def faults_of(section: type[Section], error: ValidationError, *, prefix: str = "
     faults: dict[str, Fault] = {}
     for item in error.errors():
         location = [part for part in item["loc"] if isinstance(part, int) or not _is_branch(part)]
-        field = ".".join(str(part) for part in location) or section.__name__
-        field = f"{prefix}.{field}" if prefix else field
+        path = [prefix] * bool(prefix) + [str(part) for part in location]
+        field = ".".join(path) or section.__name__
+        if item["type"] == "section_faults":
+            named = [replace(own, field=".".join([*path, own.field])) for own in item["ctx"]["faults"]]
+            faults |= {own.field: own for own in named}
+            continue
         if item["type"] == "extra_forbidden":
             fault = Fault(field, _shown(item["input"]), "no such key", _nearest(section, location))
         elif item["type"] == "missing":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.errors import ConfigError, Fault
-from data_pipeline.schema import Section, compose, validate
+from data_pipeline.schema import S, Section, compose, mended, validate
 from megatron_lite.config import (
     CheckpointConfig,
     ModelConfig,
@@ -183,13 +184,13 @@ def parse_arguments(argv: Iterable[str], *, usage: str) -> Arguments:
 
 def load_config(path: str | Path, overrides: Iterable[str] = (), *, world_size: int | None = None) -> RunConfig:
     """Read, compose and check a run config. With `world_size`, the layout too. Raises ConfigError with every fault."""
-    tree = compose(path, overrides, section_names=SECTIONS)
+    tree, faults = compose(path, overrides, section_names=SECTIONS)
     if isinstance(tree.get("deepspeed"), str):
         tree["deepspeed"] = _read_json(tree["deepspeed"])
     try:
-        config = validate(RunConfig, tree)
+        config = validate(RunConfig, tree, composing=faults)
     except ConfigError as error:
-        raise ConfigError([*error.faults, *_faults_of_the_sound_sections(tree, error, world_size)]) from None
+        raise ConfigError([*error.faults, *_faults_across(tree, world_size)]) from None
     if faults := world_faults(config, world_size=world_size):
         raise ConfigError(faults)
     _check_own_folder(Path(path), config)
@@ -198,16 +199,32 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), *, world_size: 
 
 def world_faults(config: RunConfig, *, world_size: int | None) -> list[Fault]:
     """All that a config of sound sections may have against a world; none: it starts there. DeepSpeed's sizes follow dp too."""
-    faults = cross_faults(config.model, config.parallel, config.training, config.lr_scheduler, world_size=world_size)
-    return faults + _deepspeed_faults(config, world_size=world_size)
+    return _faults_across({name: getattr(config, name) for name in SECTIONS}, world_size)
 
 
-def cross_faults(
-    model: ModelConfig, parallel: ParallelConfig, training: TrainingConfig, scheduler: SchedulerConfig, *, world_size: int | None
-) -> list[Fault]:
-    """What no section can see alone. Without a world, one replica of the model is taken for it."""
-    world = parallel.tp if world_size is None else world_size
-    return [*layout_faults(model, parallel, training, world_size=world), *scheduler_faults(scheduler, training)]
+def _faults_across(sections: Mapping[str, Any], world_size: int | None) -> list[Fault]:
+    """Faults across sections, built or as they were read. Where keys are wrong already, the rules that name them are left out."""
+    wrong: set[str] = set()
+
+    def part(kind: type[S], name: str) -> S | None:
+        value = sections.get(name)
+        if isinstance(value, kind):
+            return value
+        built, keys = mended(kind, {} if value is None else value)
+        wrong.update(keys)
+        return built
+
+    model, parallel = part(ModelConfig, "model"), part(ParallelConfig, "parallel")
+    training, scheduler = part(TrainingConfig, "training"), part(SchedulerConfig, "lr_scheduler")
+    optimizer, more = part(OptimizerConfig, "optimizer"), sections.get("deepspeed") or {}
+    faults: list[Fault] = []
+    if model and parallel and training:
+        faults += layout_faults(model, parallel, training, world_size=parallel.tp if world_size is None else world_size)
+    if training and scheduler:
+        faults += scheduler_faults(scheduler, training)
+    if training and optimizer and parallel and isinstance(more, Mapping):
+        faults += _deepspeed_faults(training, optimizer, parallel, dict(more), world_size=world_size)
+    return [fault for fault in faults if not wrong & set(re.findall(r"\w+", str(fault)))]
 
 
 def with_vocabulary(config: RunConfig, *, tokenizer_size: int) -> RunConfig:
@@ -230,34 +247,18 @@ def _read_json(path: str) -> dict[str, Any]:
     return value
 
 
-def _faults_of_the_sound_sections(tree: dict[str, Any], error: ConfigError, world_size: int | None) -> list[Fault]:
-    """Faults across sections are found in the same pass when the sections that they need are sound."""
-    broken = {fault.field.split(".")[0] for fault in error.faults}
-    kinds: dict[str, type[Section]] = {
-        "model": ModelConfig,
-        "parallel": ParallelConfig,
-        "training": TrainingConfig,
-        "lr_scheduler": SchedulerConfig,
-    }
-    if broken & set(kinds):
-        return []
-    model, parallel, training, scheduler = (validate(kind, tree.get(name) or {}) for name, kind in kinds.items())
-    assert isinstance(model, ModelConfig) and isinstance(parallel, ParallelConfig)
-    assert isinstance(training, TrainingConfig) and isinstance(scheduler, SchedulerConfig)
-    return cross_faults(model, parallel, training, scheduler, world_size=world_size)
-
-
-def _deepspeed_faults(config: RunConfig, *, world_size: int | None) -> list[Fault]:
-    if config.training.engine != "deepspeed":
-        wrong = list(config.deepspeed)
+def _deepspeed_faults(
+    training: TrainingConfig, optimizer: OptimizerConfig, parallel: ParallelConfig, more: dict[str, Any], *, world_size: int | None
+) -> list[Fault]:
+    if training.engine != "deepspeed":
         return (
-            [Fault("deepspeed", wrong, "nothing with training.engine: torch", "remove the section, or use engine deepspeed")]
-            if wrong
+            [Fault("deepspeed", list(more), "nothing with training.engine: torch", "remove the section, or use engine deepspeed")]
+            if more
             else []
         )
-    dp = max(1, (world_size or config.parallel.tp) // config.parallel.tp)
+    dp = max(1, (world_size or parallel.tp) // parallel.tp)
     try:
-        deepspeed_config(config.training, config.optimizer, config.parallel, dp=dp, overrides=config.deepspeed)
+        deepspeed_config(training, optimizer, parallel, dp=dp, overrides=more)
     except ConfigError as error:  # a rank's share of the batch is known with the world only
         return [fault for fault in error.faults if world_size or fault.field != "deepspeed.train_micro_batch_size_per_gpu"]
     return []

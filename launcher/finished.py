@@ -11,7 +11,7 @@ import torch
 
 from data_pipeline.dataset import Dataset
 from data_pipeline.errors import CheckpointError, ConfigError, DataError
-from launcher.config import RunConfig, cross_faults
+from launcher.config import RunConfig
 from launcher.distributed import start_device, start_groups
 from launcher.environment import read_environment
 from launcher.saved_config import read_config, run_of
@@ -19,6 +19,7 @@ from megatron_lite.checkpoint.find import CheckpointInfo, checkpoint_at, newest_
 from megatron_lite.checkpoint.load import load_into
 from megatron_lite.checkpoint.manifest import RunState
 from megatron_lite.checkpoint.slices import model_slices
+from megatron_lite.config import layout_faults
 from megatron_lite.models.build import build_model
 from megatron_lite.models.decoder import Decoder
 from megatron_lite.parallel.groups import ProcessGroups
@@ -44,7 +45,7 @@ def open_run(path: Path, overrides: Sequence[str] = ()) -> FinishedRun:
     environment = read_environment(os.environ)
     run = run_of(path)
     config = read_config(run, ["parallel.tp=1", "parallel.sequence_parallel=false", *overrides])
-    faults = cross_faults(config.model, config.parallel, config.training, config.lr_scheduler, world_size=environment.world_size)
+    faults = layout_faults(config.model, config.parallel, config.training, world_size=environment.world_size)
     if faults := [fault for fault in faults if fault.field.startswith("parallel.tp")]:
         raise ConfigError(faults)
     device = start_device(environment)

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.errors import Fault
-from data_pipeline.schema import Section
+from data_pipeline.schema import Section, section_faults
 
 # ----------------------------------------------------------------------------------------------------------------- model
 
@@ -56,20 +56,18 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _shapes(self) -> ModelConfig:
-        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"num_attention_heads ({self.num_attention_heads}) to divide hidden_size ({self.hidden_size}) | "
-                f"use {_nearest_divisors(self.hidden_size, self.num_attention_heads)} heads, or set head_dim"
-            )
-        if self.head_size % 2:
-            raise ValueError(
-                f"an even head_dim for rotary pairs, not {self.head_size} | choose num_attention_heads or head_dim so that it is even"
-            )
-        if self.num_attention_heads % self.kv_heads:
-            raise ValueError(
-                f"num_key_value_heads ({self.kv_heads}) to divide num_attention_heads ({self.num_attention_heads}) | "
-                f"use {_nearest_divisors(self.num_attention_heads, self.kv_heads)}"
-            )
+        faults, heads, kv = [], self.num_attention_heads, self.kv_heads
+        if self.head_dim is None and self.hidden_size % heads:
+            fix = f"use {_nearest_divisors(self.hidden_size, heads)} heads, or set head_dim"
+            faults.append(Fault("num_attention_heads", heads, f"a divisor of hidden_size ({self.hidden_size})", fix))
+        elif self.head_size % 2:
+            fix = "choose num_attention_heads or head_dim so that it is even"
+            faults.append(Fault("head_dim", self.head_size, "an even number, for rotary pairs", fix))
+        if heads % kv:
+            fix = f"use {_nearest_divisors(heads, kv)}"
+            faults.append(Fault("num_key_value_heads", kv, f"a divisor of num_attention_heads ({heads})", fix))
+        if faults:
+            raise section_faults(faults)
         return self
 
     @property

@@ -14,6 +14,7 @@ from data_pipeline.decontaminate.evidence import contamination_lines, evidence, 
 from data_pipeline.decontaminate.find import find_overlaps
 from data_pipeline.decontaminate.stage import Search, char_spans, words_of
 from data_pipeline.document import Document
+from data_pipeline.errors import ConfigError
 from data_pipeline.fim import document_text, fim_of_dataset
 from data_pipeline.normalise import NormaliseConfig
 from data_pipeline.pool import Report, Workers, started
@@ -59,7 +60,10 @@ def config_for(evaluations: Sequence[str], settings: Sequence[str] = ()) -> Deco
     """The settings of one data config with a section decontaminate; or of [NAME=]FILES, where a file's name is its evaluation's."""
     tree: dict[str, Any]
     if len(evaluations) == 1 and evaluations[0].endswith((".yaml", ".yml")):
-        tree = dict(compose(evaluations[0]).get("decontaminate") or {})
+        whole, faults = compose(evaluations[0])
+        if faults:
+            raise ConfigError(faults)
+        tree = dict(whole.get("decontaminate") or {})
     else:
         tree = {"evaluations": []}
         for given in evaluations:

@@ -92,11 +92,13 @@ def test_overrides_reach_files_and_references_resolve(tmp_path: Path) -> None:
     """model: FILE, then model.key=value over it, then ${...}: in this order whatever order they are typed in."""
     (tmp_path / "inner.yaml").write_text("steps: 7\nlr: 3e-4\n")
     (tmp_path / "run.yaml").write_text("inner: inner.yaml\nitems: [{steps: '${inner.steps}'}]\n")
-    tree = compose(tmp_path / "run.yaml", ["inner.steps=9"], section_names=["inner"])
+    tree, faults = compose(tmp_path / "run.yaml", ["inner.steps=9"], section_names=["inner"])
     config = validate(Outer, tree)
+    assert faults == []
     assert (config.inner.steps, config.inner.lr, config.items[0].steps) == (9, 3e-4, 9)
     (tmp_path / "other.yaml").write_text("steps: 5\n")
-    config = validate(Outer, compose(tmp_path / "run.yaml", ["inner.lr=2", f"inner={tmp_path / 'other.yaml'}"], section_names=["inner"]))
+    tree, _ = compose(tmp_path / "run.yaml", ["inner.lr=2", f"inner={tmp_path / 'other.yaml'}"], section_names=["inner"])
+    config = validate(Outer, tree)
     assert (config.inner.steps, config.inner.lr) == (5, 2.0)
 
 
@@ -104,22 +106,33 @@ def test_overrides_reach_files_and_references_resolve(tmp_path: Path) -> None:
     ("text", "overrides", "said"),
     [
         ("a: 1\na: 2\n", [], "given twice"),
-        ("a: ${b.c}\n", [], "${...} reference"),
+        ("a: ${b.c}\n", [], "a reference to another key"),
         ("a: [1\n", [], "not valid YAML"),
         ("- 1\n", [], "mapping of sections"),
         ("inner: gone.yaml\n", [], "gone.yaml"),
         ("a: 1\n", ["a"], "section.key=value"),
         ("a: 1\n", ["a.b=2"], "a mapping"),
         ("a: 1\n", [".b=2"], "section.key=value"),
+        ("a: 1\n", ["a=[2"], "a value in YAML"),
     ],
 )
 def test_bad_files_and_overrides_are_config_errors(tmp_path: Path, text: str, overrides: list[str], said: str) -> None:
     """Whatever is wrong with the file or an override ends in exit code 2 and one sentence."""
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        compose(tmp_path / "c.yaml", overrides, section_names=["inner"])
+        tree, faults = compose(tmp_path / "c.yaml", overrides, section_names=["inner"])
+        validate(Outer, tree, composing=faults)
     assert said in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def test_faults_of_composing_are_named_with_those_of_validating(tmp_path: Path) -> None:
+    """A file that is not there, a reference to nothing, a bad override and an unknown key: one error, each field once."""
+    (tmp_path / "c.yaml").write_text("inner: {steps: '${gone}', lr: -1, stepz: 2}\nother: ${inner.lr}\nitems: no.yaml\n")
+    tree, faults = compose(tmp_path / "c.yaml", ["=3"], section_names=["items"])
+    with pytest.raises(ConfigError) as caught:
+        validate(Outer, tree, composing=faults)
+    assert [fault.field for fault in caught.value.faults] == ["override", "items", "inner.steps", "inner.stepz", "other"]
 
 
 def test_missing_file_is_a_config_error(tmp_path: Path) -> None:
