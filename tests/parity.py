@@ -244,18 +244,18 @@ def joined(traces: Sequence[Trace]) -> Trace:
 
 
 @functools.cache
-def expected(model: str, dropout: float, precision: str = "fp32", lr: float = LR) -> Trace:
+def expected(model: str, dropout: float, precision: str = "fp32", lr: float = LR, steps: int = STEPS) -> Trace:
     """The same run by tests/reference.py, in this process; fp32 by float64, so that the distance is the layout's alone."""
     rounding = "fp64" if precision == "fp32" else precision
     case = Case(model=model, dropout=dropout, precision=precision, lr=lr)
     config = configs(case)[0]
     start = logical.assemble([logical.blocks_of(build_model(config, ProcessGroups.single(), seed=SEED))])
-    rows = [rows_of(step, config.vocabulary) for step in range(1, STEPS + 1)]
+    rows = [rows_of(step, config.vocabulary) for step in range(1, steps + 1)]
     batches = [
         [reference.Row(row.inputs, row.targets, row.segment_starts, sample=number * BATCH + place) for place, row in enumerate(batch)]
         for number, batch in enumerate(rows)
     ]
-    ran = reference.train(start, config, optimizer_config(case), batches, lrs=[lr] * STEPS, seed=SEED, precision=rounding)
+    ran = reference.train(start, config, optimizer_config(case), batches, lrs=[lr] * steps, seed=SEED, precision=rounding)
     ids = [batch_id([row_digest(row) for row in batch]) for batch in rows]
     return Trace(ran.losses, ran.grad_norms, ids, ran.first_gradients, ran.weights)
 

@@ -5,7 +5,8 @@
 The text is taken as bytes, its last tenth held out. Ours is the whole command: `mlite data build`, then
 `launcher/train.py` with DeepSpeed ZeRO-1 and default logging, saving at the end; the peer trains on random windows of the
 same bytes. Both are scored on the held-out windows of 64 that don't overlap, in nats a byte. `train_s` is the time of the
-steps; `process_s` and `cpu_s` are of the whole process, start-up included. Runs alternate.
+steps; `process_s` and `cpu_s` are of the whole process, start-up included. Runs alternate. "ours" draws its initial weights
+as transformers does; "ours with scaled residual" as our default has it, which four layers don't need.
 """
 
 from __future__ import annotations
@@ -65,13 +66,14 @@ def main() -> None:
         print(f"skipped: {options.text.name} is not there; give another text with --text")
         return
     peer = make_peer("transformers", options.peer_venvs)
-    found: dict[str, list[dict[str, float]]] = {"ours": [], "transformers": []}
+    found: dict[str, list[dict[str, float]]] = {"ours": [], "transformers": [], "ours with scaled residual": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data_s = build_data(folder, options.text)
         for seed in options.seeds:
             found["ours"].append(run_ours(folder, options, seed))
             found["transformers"].append(run_peer(peer, options, seed))
+            found["ours with scaled residual"].append(run_ours(folder, options, seed, scaled_residual=True))
             print(json.dumps({side: runs[-1] for side, runs in found.items()}), flush=True)
     report = {
         "command": "python -m tests.benchmarks.bench_quality " + " ".join(sys.argv[1:]),
@@ -102,10 +104,10 @@ def build_data(folder: Path, text: Path) -> float:
     return time.perf_counter() - began
 
 
-def run_ours(folder: Path, options: argparse.Namespace, seed: int) -> dict[str, float]:
+def run_ours(folder: Path, options: argparse.Namespace, seed: int, *, scaled_residual: bool = False) -> dict[str, float]:
     """The command, then the score of what it saved."""
-    run = folder / f"run-{seed}"
-    init = {"std": 0.02, "scaled_residual": False}  # as transformers draws its weights
+    run = folder / f"run-{seed}{'-scaled' * scaled_residual}"
+    init = {"std": 0.02, "scaled_residual": scaled_residual}
     model = {**SHAPE, "max_position_embeddings": RECIPE["sequence_length"], "init": init}
     config = {
         "run": {"name": f"quality-{seed}", "dir": str(run), "seed": seed},
@@ -117,7 +119,7 @@ def run_ours(folder: Path, options: argparse.Namespace, seed: int) -> dict[str, 
         "checkpoint": {"interval_steps": None},
         "evaluation": {"max_sequences": 0},
     }
-    path = folder / f"run-{seed}.yaml"
+    path = folder / f"{run.name}.yaml"
     path.write_text(json.dumps(config))
     _, times = timed([sys.executable, str(ROOT / "launcher" / "train.py"), "--config", str(path)], threads=options.threads)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -14,7 +14,7 @@ import torch
 
 from launcher.distributed import start_device
 from launcher.environment import Environment
-from megatron_lite.config import ModelConfig, OptimizerConfig, ParallelConfig, TrainingConfig
+from megatron_lite.config import InitConfig, ModelConfig, OptimizerConfig, ParallelConfig, TrainingConfig
 from megatron_lite.models.batch import Batch
 from megatron_lite.parallel.groups import ProcessGroups
 from megatron_lite.training.engine import Engine, build_engine
@@ -25,7 +25,8 @@ from tests.benchmarks.turns import serve
 def own_engine(shape: dict[str, Any]) -> Engine:
     """The engine as a run of this shape would have it, in this process alone."""
     keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "tie_word_embeddings", "rms_norm_eps")  # fmt: skip
-    model = ModelConfig(**{key: shape[key] for key in keys}, max_position_embeddings=shape["sequence_length"])
+    init = InitConfig(scaled_residual=False)  # as the peers', so that the losses can be compared
+    model = ModelConfig(**{key: shape[key] for key in keys}, max_position_embeddings=shape["sequence_length"], init=init)
     training = TrainingConfig(
         steps=1000,
         sequence_length=shape["sequence_length"],
