@@ -182,7 +182,7 @@ def summed(stage: int | None, precision: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_B095_129_unequal_micro_gradients_add_up_in_fp32(ranks2: Ranks, precision: str) -> None:
+def test_B095_unequal_micro_gradients_add_up_in_fp32(ranks2: Ranks, precision: str) -> None:
     """B095: accumulation in bf16 would be wrong by 6e-2 here. The norm shows whether the sum over dp is in fp32 too."""
     found = {stage: ranks2.run(summed, stage, precision)[0] for stage, other in BOTH if other == precision}
     plain = found[None][1]
