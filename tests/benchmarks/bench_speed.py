@@ -3,7 +3,7 @@
     python -m tests.benchmarks.bench_speed [--rounds 20] [--only NAME ...] [--threads 2] [--output FILE]
 
 One process, the same shape, rows, optimizer and fp32 master weights for all; forward, backward, clipping and update are
-timed. All programs stand at once and take turns step by step; a peer's number is its best way to train in that precision
+timed. All programs of a precision stand at once and take turns step by step; a peer's number is its best way to train in that precision
 (bf16 weights with fp32 masters, or autocast). `ratio` is the median over the rounds of the peer's time by ours, so that
 what disturbs the machine for a while disturbs both; `cpu_ratio` the same of processor time. Peers are installed into
 environments of their own.
@@ -75,10 +75,12 @@ def main() -> None:
     parser.add_argument("--peer-venvs", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    runners = [start(name, options) for name in options.only]
-    take_turns(runners, rounds=options.rounds, warm_up=options.warm_up)
-    for runner in runners:
-        runner.close()
+    runners: list[Runner] = []
+    for precision in ("fp32", "bf16"):  # one after the other: all at once would need 20 GB
+        runners += (at_once := [start(name, options) for name in options.only if precision in name])
+        take_turns(at_once, rounds=options.rounds, warm_up=options.warm_up)
+        for runner in at_once:
+            runner.close()
     report = summary(runners, options)
     if options.output:
         options.output.write_text(json.dumps(report, indent=1) + "\n")

@@ -124,19 +124,36 @@ def test_killed_at_random_moments_with_other_workers_each_time(corpus: Path, wan
     assert digests(tmp_path / "data") == wanted
 
 
+# A build that stands still at the first rename while it has workers, so that a signal is sure to come before its end.
+STANDING_STILL = """
+import os, sys, time
+import psutil
+from launcher.cli import main
+real = os.replace
+def standing(*arguments, **more):
+    if psutil.Process().children():
+        print("standing", flush=True)
+        time.sleep(60)
+    real(*arguments, **more)
+os.replace = standing
+sys.argv = ["mlite", "data", "build", sys.argv[1], "workers=2", "--quiet"]
+main()
+"""
+
+
 def test_ctrl_c_ends_the_workers_and_the_same_command_goes_on(corpus: Path, wanted: dict[str, str], tmp_path: Path) -> None:
     path = config_file(corpus, tmp_path)
     process = subprocess.Popen(
-        [*MLITE, "data", "build", str(path), "workers=2", "--quiet"],
+        [sys.executable, "-c", STANDING_STILL, str(path)],
         cwd=ROOT,
         env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not psutil.Process(process.pid).children():
-        time.sleep(0.05)
+    assert process.stdout is not None and process.stdout.readline() == b"standing\n"
     family = psutil.Process(process.pid).children(recursive=True)
+    assert family
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode not in (0, None)
