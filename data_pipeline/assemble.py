@@ -15,8 +15,8 @@ import numpy as np
 from data_pipeline.config import DataConfig, PackingConfig
 from data_pipeline.dataset import Dataset
 from data_pipeline.decontaminate.evidence import write_contamination
-from data_pipeline.dedup.earlier import Earlier
 from data_pipeline.dedup.stage import Duplicates, listed
+from data_pipeline.earlier import Earlier
 from data_pipeline.ingest import contamination_path, dropped_path
 from data_pipeline.inputs import ReadTask, describe_inputs
 from data_pipeline.manifest import Manifest, ShardEntry, SourceEntry, source_hash, write_manifest
@@ -65,6 +65,7 @@ def assemble(built: Built, *, replace: bool) -> None:
             with open(folder / "duplicates.jsonl", "w", encoding="utf-8") as file:
                 for line in listed(built.store, built.duplicates, built.earlier):
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            built.store.release()
         manifest = _manifest(built)
         write_manifest(folder, manifest)
         dataset = Dataset.open(folder)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -166,14 +166,40 @@ class BlockFile:
         self._verify(first, last)
         return self._map[HEADER_BYTES + first : HEADER_BYTES + last].view(dtype)
 
+    def copies(self, name: str, places: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        """Bytes of elements start to stop of an array, for each of `places`, verified like those of `read` but read from the file: nothing
+        of them stays mapped."""
+        entry = self._arrays[name]
+        width = _parsed(entry["dtype"]).itemsize
+        with open(self.path, "rb", buffering=0) as file:
+            for start, stop in places:
+                assert 0 <= start <= stop <= entry["length"], (self.path, name, start, stop, entry["length"])
+                first, last = entry["offset"] + start * width, entry["offset"] + stop * width
+                low, high = first, last
+                blocks = range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES))
+                if not self._verified[blocks.start : blocks.stop].all():
+                    low, high = blocks.start * BLOCK_BYTES, min(blocks.stop * BLOCK_BYTES, self.data_bytes)
+                file.seek(HEADER_BYTES + low)
+                data = file.read(high - low)
+                if (low, high) != (first, last):
+                    for block in blocks:
+                        begin = block * BLOCK_BYTES - low
+                        self._check(block, memoryview(data)[begin : begin + BLOCK_BYTES])
+                yield data[first - low : last - low]
+
+    def _check(self, block: int, data: memoryview) -> None:
+        if xxhash.xxh3_64_intdigest(data) != int(self._checksums[block]):
+            low = HEADER_BYTES + block * BLOCK_BYTES
+            high = HEADER_BYTES + min((block + 1) * BLOCK_BYTES, self.data_bytes)
+            raise DataError(f"{self.path}: block {block} (bytes {low} to {high}) does not match its checksum. {REMEDY}")
+        self._verified[block] = True
+
     def _verify(self, first: int, last: int) -> None:
         for block in range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES)):
             if self._verified[block]:
                 continue
-            low, high = HEADER_BYTES + block * BLOCK_BYTES, HEADER_BYTES + min((block + 1) * BLOCK_BYTES, self.data_bytes)
-            if xxhash.xxh3_64_intdigest(self._map[low:high].data) != int(self._checksums[block]):
-                raise DataError(f"{self.path}: block {block} (bytes {low} to {high}) does not match its checksum. {REMEDY}")
-            self._verified[block] = True
+            low = HEADER_BYTES + block * BLOCK_BYTES
+            self._check(block, self._map[low : HEADER_BYTES + min((block + 1) * BLOCK_BYTES, self.data_bytes)].data)
 
     def release(self) -> None:
         """Let go of the memory that what was read so far takes: who reads a file through once would otherwise hold all of it. Arrays stay

@@ -21,9 +21,9 @@ from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset
 from data_pipeline.decontaminate.evidence import contamination_lines, read_evidence
 from data_pipeline.decontaminate.stage import Search
-from data_pipeline.dedup.earlier import Earlier, open_earlier
 from data_pipeline.dedup.edit import cut_repeats
 from data_pipeline.dedup.stage import count, deduplicate
+from data_pipeline.earlier import Earlier, open_earlier
 from data_pipeline.errors import ConfigError, DataError, Fault, RunInUseError
 from data_pipeline.fim import fim_of
 from data_pipeline.ingest import dropped_path, ingest
@@ -57,6 +57,7 @@ def build(config: DataConfig, *, quiet: bool = False, replace: bool = False) -> 
         ready = _ready(config.folder, key, replace=replace)
         if ready is None:
             built = _stages(config, tasks, key, workers, progress, earlier, search)
+            workers.close()  # nothing below needs them, nor the memory that they hold
             assemble(built, replace=replace)
             _prune(built)
         dataset = Dataset.open(config.folder)

@@ -26,6 +26,11 @@ def document_id(source: str, name: str, record: int) -> str:
     return hashlib.sha256(f"{source}\0{name}\0{record}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
+def content_key(text: str) -> bytes:
+    """The first 16 bytes of the sha256 of the text's UTF-8: equal for equal texts, and for no others anyone can find."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
+
+
 def utf8_bytes(text: str) -> int:
     """Length in bytes of the text as UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

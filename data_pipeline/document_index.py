@@ -7,6 +7,7 @@ file_names     uint8: UTF-8, one name a line; a newline in a name is written \\n
 
 from __future__ import annotations
 
+from array import array
 from functools import cached_property
 
 import numpy as np
@@ -18,18 +19,18 @@ class IndexWriter:
     """Collects ids (32 hex digits) and origins; `finish` writes them."""
 
     def __init__(self) -> None:
-        self._ids: list[bytes] = []
+        self._ids = bytearray()
         self._files: dict[str, int] = {}
-        self._file_of: list[int] = []
-        self._records: list[int] = []
+        self._file_of = array("I")
+        self._records = array("q")
 
     def add(self, id: str, file: str, record: int) -> None:
-        self._ids.append(bytes.fromhex(id))
+        self._ids += bytes.fromhex(id)
         self._file_of.append(self._files.setdefault(file, len(self._files)))
         self._records.append(record)
 
     def finish(self, out: BlockWriter) -> None:
-        ids = np.frombuffer(b"".join(self._ids), dtype=np.uint8)
+        ids = np.frombuffer(self._ids, dtype=np.uint8)
         assert ids.size == 16 * len(self._records), "a document's id is 32 hex digits"
         out.add("ids", ids)
         out.add("files", np.array(self._file_of, dtype=np.uint32))

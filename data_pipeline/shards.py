@@ -9,6 +9,7 @@ The header holds dtype, vocabulary, end-of-document id, tokenizer hash and the c
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,9 +71,9 @@ class ShardWriter:
     def __init__(self, out: BlockWriter, *, path: Path, source: str, split: str, vocabulary: Vocabulary) -> None:
         self._out, self._path, self._vocabulary = out, path, vocabulary
         self._dtype = token_dtype(vocabulary.size - 1)
-        self._lengths: list[int] = []
+        self._lengths = array("q", [0])
         self._index = IndexWriter()
-        self._text_bytes: list[int] = []
+        self._text_bytes = array("q")
         self._eod = np.array([vocabulary.eod_id], dtype=self._dtype)
         out.meta.update(
             source=source,
@@ -104,11 +105,11 @@ class ShardWriter:
         self._text_bytes.append(document.text_bytes)
 
     def finish(self) -> None:
-        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.array(self._lengths, dtype=np.int64))])
+        offsets = np.cumsum(np.frombuffer(self._lengths, dtype=np.int64))
         self._out.add("offsets", offsets)
         self._out.add("text_bytes", np.array(self._text_bytes, dtype=np.int64))
         self._index.finish(self._out)
-        self._out.meta.update(documents=len(self._lengths), tokens=int(offsets[-1]), text_bytes=sum(self._text_bytes))
+        self._out.meta.update(documents=len(self._text_bytes), tokens=int(offsets[-1]), text_bytes=sum(self._text_bytes))
 
 
 class Shard:

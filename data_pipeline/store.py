@@ -8,6 +8,7 @@ fields    uint8[16 x documents], only where dedup looks at a field: a key of its
 from __future__ import annotations
 
 import json
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,8 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.blockfile import BlockFile, BlockWriter, write_blockfile
-from data_pipeline.dedup.exact import content_key
-from data_pipeline.document import Document
+from data_pipeline.document import Document, content_key
 from data_pipeline.document_index import Index, IndexWriter
 
 _RELEASE_BYTES = 16 << 20  # of a part that is being read may stay in memory
@@ -30,9 +30,8 @@ class PartWriter:
     def __init__(self, out: BlockWriter, *, field: str | None = None) -> None:
         self._out = out
         self._field = field
-        self._fields: list[bytes] = []
-        self._lengths: list[int] = []
-        self._keys: list[bytes] = []
+        self._fields, self._keys = bytearray(), bytearray()
+        self._lengths = array("q", [0])
         self._index = IndexWriter()
         self.text_bytes = 0
         out.begin("text", "<u1")
@@ -42,18 +41,18 @@ class PartWriter:
         self._out.append(raw)
         self._lengths.append(raw.size)
         self.text_bytes += raw.size
-        self._keys.append(content_key(document.text))
+        self._keys += content_key(document.text)
         if self._field is not None:
-            self._fields.append(_field_key(document.meta.get("fields", {}).get(self._field)))
+            self._fields += _field_key(document.meta.get("fields", {}).get(self._field))
         self._index.add(document.id, document.meta["file"], document.meta["record"])
 
     def finish(self) -> None:
-        self._out.add("offsets", np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.array(self._lengths, dtype=np.int64))]))
-        self._out.add("keys", np.frombuffer(b"".join(self._keys), dtype=np.uint8))
+        self._out.add("offsets", np.cumsum(np.frombuffer(self._lengths, dtype=np.int64)))
+        self._out.add("keys", np.frombuffer(self._keys, dtype=np.uint8))
         if self._field is not None:
-            self._out.add("fields", np.frombuffer(b"".join(self._fields), dtype=np.uint8))
+            self._out.add("fields", np.frombuffer(self._fields, dtype=np.uint8))
         self._index.finish(self._out)
-        self._out.meta.update(documents=len(self._lengths), text_bytes=self.text_bytes)
+        self._out.meta.update(documents=len(self._lengths) - 1, text_bytes=self.text_bytes)
 
 
 def _field_key(value: object) -> bytes:
@@ -94,6 +93,15 @@ class Part:
             self._file.release()
             self._read_bytes = 0
         return text
+
+    def texts(self, numbers: Sequence[int]) -> list[str]:
+        """Texts from anywhere in the part. They are copied out of the file, not mapped: each would bring pages around it into memory."""
+        places = [(int(self.offsets[number]), int(self.offsets[number + 1])) for number in numbers]
+        return [raw.decode() for raw in self._file.copies("text", places)]
+
+    def release(self) -> None:
+        """Let go of the memory that what was read so far takes."""
+        self._file.release()
 
     def ids(self) -> np.ndarray:
         """uint8[documents, 16]"""
@@ -136,10 +144,6 @@ class DocumentStore:
         part = bisect_right(self._firsts, number) - 1
         return part, number - self._firsts[part]
 
-    def texts(self) -> Iterator[tuple[int, str]]:
-        """(number of the part, text) of every document in order."""
-        return ((number, part.text(inside)) for number, part in enumerate(self.parts) for inside in range(part.num_documents))
-
     def lengths(self) -> np.ndarray:
         """UTF-8 bytes of each text; int64[documents]."""
         return np.concatenate([np.diff(part.offsets) for part in self.parts]) if self.parts else np.zeros(0, dtype=np.int64)
@@ -148,25 +152,19 @@ class DocumentStore:
         """Content keys; uint8[documents, 16]."""
         return np.concatenate([part.keys() for part in self.parts]) if self.parts else np.zeros((0, 16), dtype=np.uint8)
 
-    @cached_property
-    def _by_id(self) -> tuple[np.ndarray, np.ndarray]:
-        """(first half of each id, sorted; the document that it belongs to)."""
-        halves = np.concatenate([part.ids()[:, :8].copy().view(">u8").reshape(-1) for part in self.parts]).astype(np.uint64)
-        order = np.argsort(halves, kind="stable")
-        return halves[order], order
+    def texts_of(self, numbers: Sequence[int]) -> list[str]:
+        """Texts of documents from anywhere, in the order of their numbers here; one part is read after the other."""
+        found: list[str] = [""] * len(numbers)
+        order = np.argsort(np.array(numbers, dtype=np.int64), kind="stable")
+        places = np.searchsorted(self._firsts, np.array(numbers, dtype=np.int64)[order], side="right") - 1
+        for part in np.unique(places).tolist():
+            here = order[places == part].tolist()
+            texts = self.parts[part].texts([numbers[place] - self._firsts[part] for place in here])
+            for place, text in zip(here, texts):
+                found[place] = text
+        return found
 
-    def number_of(self, id: str) -> int:
-        """The document with this id. KeyError where there is none."""
-        halves, order = self._by_id
-        wanted = np.uint64(int(id[:16], 16))
-        for place in range(int(np.searchsorted(halves, wanted)), halves.size):
-            if halves[place] != wanted:
-                break
-            part, inside = self.find(int(order[place]))
-            if self.parts[part].id(inside) == id:
-                return int(order[place])
-        raise KeyError(id)
-
-    def text(self, number: int) -> str:
-        part, inside = self.find(number)
-        return self.parts[part].text(inside)
+    def release(self) -> None:
+        """Let go of the memory that what was read so far takes."""
+        for part in self.parts:
+            part.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,7 +13,8 @@ from data_pipeline.dedup.config import MinHashConfig
 from data_pipeline.dedup.minhash import least_agreement
 from data_pipeline.dedup.verify import Verifier
 
-LOOK_AHEAD_BYTES = 32 << 20
+LOOK_AHEAD_BYTES = 4 << 20
+NEAR = np.dtype([("removed", "<i8"), ("kept", "<i8"), ("jaccard", "<f8")])
 
 
 @dataclass(slots=True)
@@ -28,15 +30,15 @@ class Work:
 
 def star_clusters(
     candidates: Candidates, sketches: np.ndarray, lengths: np.ndarray, verifier: Verifier, config: MinHashConfig, *, num_fixed: int = 0
-) -> tuple[dict[int, tuple[int, float]], Work]:
-    """removed -> (kept, Jaccard), for documents numbered in keeper order.
+) -> tuple[np.ndarray, Work]:
+    """A NEAR for each document that goes, in order, by places in the keepers' order.
 
     Each document is compared, in that order, with the kept ones before it, and goes with the first that is similar
     enough. Chains therefore never merge: connected components would join a to c over b however different they are.
     sketches: uint8[candidates.ranks, bands * rows]; lengths: bytes, int64[n]. The first `num_fixed` documents stay whatever they are like.
     """
     least = least_agreement(config)
-    removed: dict[int, tuple[int, float]] = {}
+    removed, kept_of, similarities = array("q"), array("q"), array("d")
     work = Work()
     first = int(np.searchsorted(candidates.ranks, num_fixed))
     for rank in candidates.ranks[:first].tolist():
@@ -56,8 +58,12 @@ def star_clusters(
                 candidates.keep(rank)
             else:
                 work.similar_pairs += 1
-                removed[rank] = (kept, similarity)
-    return removed, work
+                removed.append(rank)
+                kept_of.append(kept)
+                similarities.append(similarity)
+    near = np.empty(len(removed), dtype=NEAR)
+    near["removed"], near["kept"], near["jaccard"] = removed, kept_of, similarities
+    return near, work
 
 
 def _look_ahead(ranks: np.ndarray, lengths: np.ndarray) -> Iterator[list[int]]:

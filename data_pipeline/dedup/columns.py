@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.dedup.config import MinHashConfig
-from data_pipeline.dedup.exact import content_key
 from data_pipeline.dedup.external import write_runs
 from data_pipeline.dedup.keepers import keeper_order
 from data_pipeline.dedup.minhash import band_keys, signatures, sketches
-from data_pipeline.document import utf8_bytes
+from data_pipeline.document import content_key, utf8_bytes
 from data_pipeline.errors import DataError
 
 BATCH_BYTES = 4 << 20
@@ -121,7 +120,7 @@ class Table:
                 rows += len(part.ids)
         empty = columns_of([], config)
         self.ids, self.priorities, self.lengths, self.keys, self.has_signature = (
-            np.concatenate(columns or [getattr(empty, name)]) for name, columns in held.items()
+            np.concatenate(held.pop(name) or [getattr(empty, name)]) for name in list(held)
         )
 
     def __len__(self) -> int:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
-
-
-def content_key(text: str) -> bytes:
-    """The first 16 bytes of the sha256 of the text's UTF-8: equal for equal texts, and for no others anyone can find."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
 
 
 def first_of_equals(keys: np.ndarray) -> np.ndarray:

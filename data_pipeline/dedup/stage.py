@@ -6,24 +6,37 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from data_pipeline.blockfile import BlockFile, write_blockfile
-from data_pipeline.dedup.columns import DocRecord
-from data_pipeline.dedup.config import DedupConfig
-from data_pipeline.dedup.earlier import Earlier, find_earlier
+from data_pipeline.dedup.columns import Columns, DocRecord
+from data_pipeline.dedup.config import DedupConfig, MinHashConfig
 from data_pipeline.dedup.exact import first_of_equals
 from data_pipeline.dedup.keepers import keepers_of
-from data_pipeline.dedup.run import find_duplicates
+from data_pipeline.dedup.run import find_rows, opened_table
 from data_pipeline.pool import Report, Workers
 from data_pipeline.progress import Progress
-from data_pipeline.step import Ledger
+from data_pipeline.step import Count, Ledger
 from data_pipeline.store import DocumentStore
 
 REASONS = ("exact", "near", "field")
 REMOVAL = np.dtype([("removed", "<i8"), ("kept", "<i8"), ("jaccard", "<f8"), ("reason", "u1")])
+
+
+class Earlier(Protocol):
+    """An earlier dataset whose documents stay, as earlier.py has it."""
+
+    num_documents: int
+
+    def index(self, config: MinHashConfig | None, *, folder: Path, workers: Workers, progress: Progress) -> Path: ...
+
+    def columns(self, config: MinHashConfig | None, index: Path) -> Iterator[Columns]: ...
+
+    def text(self, number: int) -> str: ...
+
+    def named(self, number: int) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -69,31 +82,45 @@ def _find(
     earlier: Sequence[Earlier],
 ) -> None:
     same_field = same_fields(store, priorities) if config.field is not None else np.zeros(0, dtype=REMOVAL)
-    gone = set(same_field["removed"].tolist())
+    compared = np.ones(store.num_documents, dtype=bool)
+    compared[same_field["removed"]] = False
     indexes = [each.index(config.minhash, folder=path.parent, workers=workers, progress=progress) for each in earlier]
     known = chain.from_iterable(each.columns(config.minhash, index) for each, index in zip(earlier, indexes))
+    num_known = sum(each.num_documents for each in earlier)
+    numbers = np.flatnonzero(compared)  # of the rows after the known ones
 
-    def fetch(ids: Sequence[str]) -> list[str]:
-        return [found[0].text(found[1]) if (found := find_earlier(earlier, id)) else store.text(store.number_of(id)) for id in ids]
+    def fetch(rows: Sequence[int]) -> list[str]:
+        of_store = iter(store.texts_of([int(numbers[row - num_known]) for row in rows if row >= num_known]))
+        return [next(of_store) if row >= num_known else _text_of_earlier(earlier, row) for row in rows]
 
+    scratch = path.with_suffix(".scratch")
     with progress.stage("deduplicate", store.text_bytes) as advance:
-        records = _records(store, priorities, advance, without=gone)
-        scratch = path.with_suffix(".scratch")
-        found = find_duplicates(records, config, fetch=fetch, workers=workers.count, known=known, scratch=scratch)
-    table = np.zeros(len(found.removed), dtype=REMOVAL)
-    for place, (id, removal) in enumerate(found.removed.items()):
-        at = find_earlier(earlier, removal.kept_id)
-        kept = store.number_of(removal.kept_id) if at is None else -1 - _first_of(earlier, at[0]) - at[1]
-        table[place] = (store.number_of(id), kept, removal.jaccard, REASONS.index(removal.reason))
+        records = _records(store, priorities, compared, advance)
+        with opened_table(records, config, known=known, workers=workers.count, scratch=scratch) as (rows, executor):
+            found, stats = find_rows(rows, config, fetch=fetch, executor=executor)
+    table = np.zeros(len(found), dtype=REMOVAL)
+    table["removed"] = numbers[found["removed"] - num_known]
+    kept = found["kept"]
+    table["kept"] = np.where(kept < num_known, -1 - kept, np.append(numbers, 0)[np.maximum(kept - num_known, 0)])
+    table["jaccard"], table["reason"] = found["jaccard"], found["near"]  # REASONS begin with exact, near
     table = np.concatenate([table, same_field])
     with write_blockfile(path, kind="duplicates") as out:
         out.add("removals", table[np.argsort(table["removed"])])
-        out.meta.update(found.stats | ({"field": len(same_field)} if config.field is not None else {}))
+        out.meta.update(stats | ({"field": len(same_field)} if config.field is not None else {}))
 
 
-def _first_of(earlier: Sequence[Earlier], one: Earlier) -> int:
-    """Documents of the earlier datasets before this one; with them each has a number, written -1 - number in a REMOVAL."""
-    return sum(each.num_documents for each in earlier[: one.place])
+def _of_earlier(earlier: Sequence[Earlier], number: int) -> tuple[Earlier, int]:
+    """The dataset of a document, and its number there. Numbers go through all of them; a REMOVAL has -1 - number."""
+    for each in earlier:
+        if number < each.num_documents:
+            return each, number
+        number -= each.num_documents
+    raise AssertionError("a duplicate of no document")
+
+
+def _text_of_earlier(earlier: Sequence[Earlier], number: int) -> str:
+    dataset, inside = _of_earlier(earlier, number)
+    return dataset.text(inside)
 
 
 def same_fields(store: DocumentStore, priorities: Sequence[str]) -> np.ndarray:
@@ -111,29 +138,34 @@ def same_fields(store: DocumentStore, priorities: Sequence[str]) -> np.ndarray:
     return table
 
 
-def _records(store: DocumentStore, priorities: Sequence[str], advance: Report, *, without: set[int]) -> Iterator[DocRecord]:
+def _records(store: DocumentStore, priorities: Sequence[str], compared: np.ndarray, advance: Report) -> Iterator[DocRecord]:
     for number, part in enumerate(store.parts):
         priority = priorities.index(store.source(number))
         for inside in range(part.num_documents):
-            if store.first(number) + inside not in without:
+            if compared[store.first(number) + inside]:
                 yield DocRecord(part.id(inside), part.text(inside), priority)
             advance(int(part.offsets[inside + 1] - part.offsets[inside]))
+        part.release()
 
 
 def count(store: DocumentStore, duplicates: Duplicates, ledger: Ledger) -> None:
     """Write what was kept and dropped into the ledger."""
     lengths = store.lengths()
-    reason = np.full(store.num_documents, -1, dtype=np.int8)
-    reason[duplicates.removals["removed"]] = duplicates.removals["reason"]
-    of_earlier = set(duplicates.removals["removed"][duplicates.removals["kept"] < 0].tolist())
+    column = np.zeros(store.num_documents, dtype=np.int8)  # 0: kept; else 1 + reason, and as many more where an earlier document is why
+    column[duplicates.removals["removed"]] = 1 + duplicates.removals["reason"] + len(REASONS) * (duplicates.removals["kept"] < 0)
     for number, part in enumerate(store.parts):
         tally = ledger.tally("dedup", store.source(number))
         here = slice(store.first(number), store.first(number) + part.num_documents)
-        for place, (length, why) in enumerate(zip(lengths[here].tolist(), reason[here].tolist()), start=here.start):
-            if why < 0:
-                tally.keep(length)
-            else:
-                tally.drop(f"{REASONS[why]}_duplicate{'_of_earlier' if place in of_earlier else ''}", length)
+        for which in np.unique(column[here]).tolist():
+            chosen = column[here] == which
+            documents, num_bytes = int(np.count_nonzero(chosen)), int(lengths[here][chosen].sum())
+            amounts = [tally.read, tally.kept, tally.written]
+            if which:
+                earlier, reason = divmod(which - 1, len(REASONS))
+                name = f"{REASONS[reason]}_duplicate{'_of_earlier' if earlier else ''}"
+                amounts = [tally.read, tally.dropped.setdefault(name, Count())]
+            for amount in amounts:
+                amount.add(num_bytes, documents)
 
 
 def listed(store: DocumentStore, duplicates: Duplicates, earlier: Sequence[Earlier] = ()) -> Iterator[dict[str, Any]]:
@@ -148,11 +180,8 @@ def listed(store: DocumentStore, duplicates: Duplicates, earlier: Sequence[Earli
 
 
 def _named_earlier(earlier: Sequence[Earlier], number: int) -> dict[str, Any]:
-    for each in earlier:
-        if number < each.num_documents:
-            return each.named(number)
-        number -= each.num_documents
-    raise AssertionError("a duplicate of no document")
+    dataset, inside = _of_earlier(earlier, number)
+    return dataset.named(inside)
 
 
 def _named(store: DocumentStore, number: int) -> dict[str, Any]:

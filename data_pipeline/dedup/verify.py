@@ -10,7 +10,7 @@ import numpy as np
 
 from data_pipeline.dedup.shingles import jaccard, shingle_set
 
-CACHE_BYTES = 256 << 20
+CACHE_BYTES = 16 << 20
 
 
 class Verifier:

@@ -8,7 +8,13 @@ import warnings
 from pathlib import Path
 
 # name -> module with prove(folder) -> bool, which writes name.md
-PROOFS = {"parity": "tests.proofs.prove_parity", "resume": "tests.proofs.prove_resume", "hostile": "tests.proofs.prove_hostile"}
+PROOFS = {
+    "parity": "tests.proofs.prove_parity",
+    "resume": "tests.proofs.prove_resume",
+    "hostile": "tests.proofs.prove_hostile",
+    "data-kills": "tests.proofs.prove_data_kills",
+    "mixture": "tests.proofs.prove_mixture",
+}
 
 
 def main(names: list[str]) -> int:

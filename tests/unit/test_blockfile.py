@@ -42,6 +42,22 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.bin"]
 
 
+def test_copies_are_what_is_read_and_checked_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    numbers = write(path)["numbers"]
+    places = [(0, 3), (524_280, 524_300), (7, 7), (1_400_000, 1_500_000), (524_290, 524_295)]
+    for _ in range(2):  # at first and when the blocks have been checked
+        copied = BlockFile(path, kind="sample").copies("numbers", places)
+        assert list(copied) == [numbers[start:stop].tobytes() for start, stop in places]
+    damaged = bytearray(path.read_bytes())
+    damaged[HEADER_BYTES + BLOCK_BYTES + 5] ^= 1
+    path.write_bytes(damaged)
+    file = BlockFile(path, kind="sample")
+    assert list(file.copies("numbers", places[:1])) == [numbers[:3].tobytes()]
+    with pytest.raises(DataError, match=rf"x\.bin: block 1 \(bytes {HEADER_BYTES + BLOCK_BYTES} to {HEADER_BYTES + 2 * BLOCK_BYTES}\)"):
+        list(file.copies("numbers", places))
+
+
 def test_a_flipped_byte_anywhere_is_found_and_named(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     write(path)

@@ -316,7 +316,7 @@ def test_changing_the_tokenizer_reads_nothing_again(corpus: Path, tmp_path: Path
         raise AssertionError("an input was read again")
 
     monkeypatch.setattr("data_pipeline.ingest.read_task", no_reading)
-    monkeypatch.setattr("data_pipeline.dedup.stage.find_duplicates", no_reading)
+    monkeypatch.setattr("data_pipeline.dedup.stage.opened_table", no_reading)
     built = build(config(corpus, tmp_path / "data", tokenizer={"type": "bytes"}), quiet=True, replace=True)
     assert built.vocab_size == 257
 

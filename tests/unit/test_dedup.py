@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from data_pipeline.dedup.config import DedupConfig, MinHashConfig
-from data_pipeline.dedup.exact import content_key
 from data_pipeline.dedup.minhash import band_keys, signatures
 from data_pipeline.dedup.run import DocRecord, Removal, Removals, find_duplicates
-from data_pipeline.document import utf8_bytes
+from data_pipeline.document import content_key, utf8_bytes
 from data_pipeline.errors import DataError
 from tests.unit.test_minhash import true_jaccard
 

@@ -99,7 +99,7 @@ def test_the_index_is_made_once_and_all_of_it_stays(tmp_path: Path, monkeypatch:
     def fails(*_: object) -> bytes:
         raise AssertionError("the index is there")
 
-    monkeypatch.setattr("data_pipeline.dedup.earlier.index_part", fails)
+    monkeypatch.setattr("data_pipeline.earlier.index_part", fails)
     third = build(settings(tmp_path, "third", [*new, TEXTS[2]], dedup={"earlier": earlier}), quiet=True)
     assert texts_of(third) == [TEXTS[1], TEXTS[2]]
     index = next((other.path / "dedup").glob("*.index"))
@@ -118,7 +118,7 @@ def test_an_earlier_dataset_that_cannot_be_written_to_is_read_all_the_same(tmp_p
             raise PermissionError(path)
         return write_blockfile(path, kind=kind)
 
-    monkeypatch.setattr("data_pipeline.dedup.earlier.write_blockfile", write)
+    monkeypatch.setattr("data_pipeline.earlier.write_blockfile", write)
     second = build(settings(tmp_path, "second", TEXTS[2:5], dedup={"earlier": [str(first.path)]}), quiet=True)
     assert texts_of(second) == TEXTS[3:5] and not (first.path / "dedup").exists()
 

@@ -15,9 +15,8 @@ from data_pipeline.build import build
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset
 from data_pipeline.dedup.config import DedupConfig
-from data_pipeline.dedup.exact import content_key
 from data_pipeline.dedup.keepers import keepers_of
-from data_pipeline.document import Document, document_id
+from data_pipeline.document import Document, content_key, document_id
 from data_pipeline.step import Ledger
 from data_pipeline.store import DocumentStore, Part, write_part
 from tests.corpus_fixtures import config, digests, long_texts
@@ -108,9 +107,11 @@ def test_the_keepers_order_is_that_of_plain_tuples(tmp_path: Path) -> None:
         parts.append((source, Part(tmp_path / str(number))))
     store = DocumentStore(parts)
 
+    assert store.texts_of([20, 3, 8, 3, 0]) == [texts[6], texts[3], texts[1], texts[3], texts[0]] and store.texts_of([]) == []
+
     def worth(number: int) -> tuple[int, int, bytes, str]:
         part, inside = store.find(number)
-        text = store.text(number)
+        (text,) = store.texts_of([number])
         return ["best", "rest"].index(store.source(part)), -len(text.encode()), content_key(text), store.parts[part].id(inside)
 
     assert keepers_of(store, ["best", "rest"]).tolist() == sorted(range(store.num_documents), key=worth)

@@ -14,7 +14,7 @@ from data_pipeline.build import build
 from data_pipeline.cache_key import cache_key
 from data_pipeline.config import DataConfig
 from data_pipeline.decontaminate.check import check_dataset, config_for
-from data_pipeline.dedup.earlier import Earlier
+from data_pipeline.earlier import Earlier
 from data_pipeline.errors import ConfigError
 from data_pipeline.fim import Fim, FimConfig, fim_of, text_order
 from data_pipeline.notebook import OpenDataset, open_dataset

@@ -23,6 +23,16 @@ MEGATRON_ORDER = [
     ("loss", "checkpoint", "inference"),
     ("training",),
 ]
+# What makes documents and what compares them knows nothing of what is made of them. A module that isn't named is free.
+DATA_ORDER = [
+    ("document", "storage", "streams", "records", "step", "pool", "blockfile", "words", "document_index"),
+    ("store",),
+    ("read", "normalise", "filters", "dedup", "pii", "language"),
+    ("shards", "packing", "plans", "manifest"),
+    ("dataset",),
+    ("mixture", "loader", "earlier", "interchange"),
+    ("build", "assemble"),
+]
 # The fused loss is called by the model's head and the cache by its attention, so both are below the models, whatever the folder.
 ONLY_IN = {
     "deepspeed": ("megatron_lite/training/engine_deepspeed",),
@@ -94,6 +104,19 @@ def test_megatron_lite_never_imports_right() -> None:
         for target in imports(path):
             other = target.removeprefix("megatron_lite.").split(".")[0]
             if target.startswith("megatron_lite.") and other in rank and other != "loss":
+                assert rank[other] <= rank[part], f"{name} imports {target}"
+
+
+def test_data_pipeline_never_imports_right() -> None:
+    """document, storage <- {read, normalise, filters, dedup} <- {shards, packing} <- {mixture, loader} <- build."""
+    rank = {part: place for place, parts in enumerate(DATA_ORDER) for part in parts}
+    for name, path in modules().items():
+        part = name.removeprefix("data_pipeline.").split(".")[0]
+        if not name.startswith("data_pipeline.") or part not in rank:
+            continue
+        for target in imports(path):
+            other = target.removeprefix("data_pipeline.").split(".")[0]
+            if target.startswith("data_pipeline.") and other in rank:
                 assert rank[other] <= rank[part], f"{name} imports {target}"
 
 

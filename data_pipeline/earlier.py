@@ -27,8 +27,8 @@ PART_DOCUMENTS = 1 << 15
 
 
 class Earlier:
-    """The documents of a dataset, numbered through its training and then its held-out sources. `id_of`, `number_of`: their names among
-    the documents of a new one."""
+    """The documents of a dataset, numbered through its training and then its held-out sources. `id_of`: their names among the documents
+    of a new one."""
 
     def __init__(self, path: str, place: int) -> None:
         """`place`: of this one among the earlier datasets of a build."""
@@ -148,9 +148,3 @@ def _rows(columns: Columns, config: MinHashConfig | None) -> bytes:
 def open_earlier(paths: Sequence[str]) -> list[Earlier]:
     """Raises DataError where one is no finished dataset."""
     return [Earlier(path, place) for place, path in enumerate(paths)]
-
-
-def find_earlier(earlier: Sequence[Earlier], id: str) -> tuple[Earlier, int] | None:
-    """The document that an id of `id_of` names, or None for an id of another kind."""
-    place, slash, number = id.partition("/")
-    return (earlier[int(place)], int(number)) if slash else None
