@@ -52,11 +52,6 @@ class Plan:
         first, last = self._file.read("row_starts", row, row + 2)
         return self._file.read("pieces", int(first), int(last))
 
-    def rows_of(self, document: int) -> np.ndarray:
-        """The rows that hold a piece of the document (its number within the source); reads the whole plan."""
-        where = np.flatnonzero(self._file.read("pieces")["document"] == document)
-        return np.unique(np.searchsorted(self._file.read("row_starts"), where, side="right") - 1)
-
     def verify(self) -> None:
         self._file.verify()
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from glob import glob, has_magic
 from pathlib import Path
 from typing import IO
-
-import xxhash
 
 from data_pipeline.errors import DataError
 
@@ -200,48 +198,3 @@ def sha256_file(path: str | Path) -> str:
         while chunk := file.read(BLOCK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def block_checksums(
-    data: str | Path | bytes | memoryview, block_bytes: int = BLOCK_BYTES, *, start: int = 0, length: int | None = None
-) -> list[int]:
-    """xxh3_64 of each block of the file's (or the buffer's) bytes [start, start + length); the last may be short."""
-    return [xxhash.xxh3_64_intdigest(block) for block in _blocks(data, block_bytes, start=start, length=length)]
-
-
-def verify_blocks(
-    path: str | Path, checksums: Sequence[int], block_bytes: int = BLOCK_BYTES, *, start: int = 0, blocks: Iterable[int] | None = None
-) -> None:
-    """Check blocks (all, or those numbered) of a region that begins at byte `start` and ends with the file's last checked block.
-
-    Raises DataError naming the file, the block and its bytes; a file too short for its checksums is named as truncated.
-    """
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        for block in range(len(checksums)) if blocks is None else blocks:
-            first = start + block * block_bytes
-            file.seek(first)
-            data = file.read(block_bytes)
-            if not data:
-                raise DataError(f"{path} is truncated: block {block} should begin at byte {first:,}, the file has {size:,} bytes")
-            check_block(data, checksums[block], path=path, block=block, first=first)
-
-
-def check_block(data: bytes | memoryview, checksum: int, *, path: str | Path, block: int, first: int) -> None:
-    """Raises DataError unless the block's bytes, which stand at byte `first` of the file, have this checksum."""
-    if xxhash.xxh3_64_intdigest(data) != checksum:
-        raise DataError(f"{path} is damaged: block {block} (bytes {first:,} to {first + len(data) - 1:,}) does not match its checksum")
-
-
-def _blocks(data: str | Path | bytes | memoryview, block_bytes: int, *, start: int, length: int | None) -> Iterator[bytes | memoryview]:
-    if isinstance(data, (bytes, memoryview)):
-        view = memoryview(data).cast("B")
-        end = len(view) if length is None else start + length
-        yield from (view[first : min(first + block_bytes, end)] for first in range(start, end, block_bytes))
-        return
-    with open(data, "rb") as file:
-        file.seek(start)
-        left = os.fstat(file.fileno()).st_size - start if length is None else length
-        while left > 0 and (block := file.read(min(block_bytes, left))):
-            left -= len(block)
-            yield block

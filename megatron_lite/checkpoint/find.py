@@ -68,11 +68,6 @@ def survey(root: Path) -> Survey:
     return found
 
 
-def find_checkpoints(root: Path) -> list[CheckpointInfo]:
-    """The complete checkpoints, oldest first."""
-    return survey(root).complete
-
-
 def inspect_checkpoint(path: Path) -> CheckpointInfo | str:
     """The checkpoint if it is complete, else a sentence that says what is wrong with it. Reads no tensor bytes."""
     try:

@@ -12,7 +12,7 @@ import torch
 
 from data_pipeline.errors import CheckpointError
 from megatron_lite.checkpoint import save as saving
-from megatron_lite.checkpoint.find import find_checkpoints, newest_checkpoint
+from megatron_lite.checkpoint.find import newest_checkpoint, survey
 from megatron_lite.checkpoint.load import load_into
 from megatron_lite.checkpoint.save import save_checkpoint
 from tests.checkpoint_fakes import Layout, fill, logical_state, owned, run_state
@@ -94,7 +94,7 @@ def test_one_rank_out_of_space(ranks2: Ranks, tmp_path: Path, broken_rank: int) 
         assert f"rank {broken_rank}: no space left" in told and "Earlier checkpoints are intact" in told
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
     ranks2.run(_save, tmp_path, LAYOUTS[0], 4)
-    assert [info.step for info in find_checkpoints(tmp_path)] == [2, 4]
+    assert [info.step for info in survey(tmp_path).complete] == [2, 4]
 
 
 @pytest.mark.parametrize("dies", [(1, "slice"), (0, "before_manifest"), (0, "before_rename"), (1, "before_parent_fsync")])
@@ -105,7 +105,7 @@ def test_one_rank_is_killed(tmp_path: Path, dies: tuple[int, str]) -> None:
         ranks.run(_save, tmp_path, LAYOUTS[0], 4)
         with pytest.raises(RankError, match=f"rank {dies[0]}: died"):
             ranks.run(_save, tmp_path, LAYOUTS[0], 6, dies=dies, timeout_s=60)
-        step = find_checkpoints(tmp_path)[-1].step
+        step = survey(tmp_path).complete[-1].step
         assert step in ((6,) if dies == (0, "before_parent_fsync") else (4,) if dies[1] != "before_parent_fsync" else (4, 6))
         for target in LAYOUTS[:2]:
             assert ranks.run(_load, tmp_path / f"step_{step:08d}", target, step) == ["True", "True"]

@@ -18,7 +18,7 @@ from data_pipeline.errors import CheckpointError, ConfigError
 from data_pipeline.schema import validate
 from megatron_lite.checkpoint import save as saving
 from megatron_lite.checkpoint.committed import committed
-from megatron_lite.checkpoint.find import Choice, checkpoint_at, find_checkpoints, newest_checkpoint, quarantine, survey
+from megatron_lite.checkpoint.find import Choice, checkpoint_at, newest_checkpoint, quarantine, survey
 from megatron_lite.checkpoint.load import load_into, verify_checkpoint
 from megatron_lite.checkpoint.retention import apply_retention
 from megatron_lite.checkpoint.save import save_checkpoint
@@ -197,7 +197,7 @@ def test_retention(tmp_path: Path, keep_last: int, left: list[int]) -> None:
     for step in range(1, 6):
         path = _save(tmp_path, step)
     apply_retention(tmp_path, keep_last=keep_last, keep_every_steps=None, protect=path)
-    assert [info.step for info in find_checkpoints(tmp_path)] == left
+    assert [info.step for info in survey(tmp_path).complete] == left
 
 
 @pytest.mark.parametrize(("keep_last", "every"), [(1, None), (3, None), (1, 1), (1, 3), (2, 4), (3, 5)])
@@ -226,7 +226,7 @@ def test_retention_leaves_what_is_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "step_00000007.deleting").mkdir()
     deleted = apply_retention(tmp_path, keep_last=2, keep_every_steps=4, protect=path)
     assert [each.name for each in deleted] == ["step_00000002", "step_00000006"]
-    assert [info.step for info in find_checkpoints(tmp_path)] == [1, 4, 8, 10, 12, 5000]
+    assert [info.step for info in survey(tmp_path).complete] == [1, 4, 8, 10, 12, 5000]
     assert foreign.exists() and older.exists() and later.exists() and (tmp_path / "notes").exists()
     assert not survey(tmp_path).unfinished and len(survey(tmp_path).damaged) == 1
 

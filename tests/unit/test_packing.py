@@ -115,9 +115,6 @@ def test_a_plan_is_used_only_for_the_data_that_it_was_made_for(tmp_path: Path, m
     assert key.file_name == f"web-S16-{method}.plan"
     for change in ({"source_hash": "t" * 64}, {"manifest_hash": "n" * 64}, {"sequence_length": 8}, {"split": "validation"}):
         assert open_plan(tmp_path, PlanKey(**{**key.__dict__, **change})) is None
-    for document in range(5):
-        wanted = [row for row, pieces in enumerate(rows_of(made)) if document in [piece[0] for piece in pieces]]
-        assert made.rows_of(document).tolist() == wanted
 
 
 def test_plans_are_byte_identical_each_time(tmp_path: Path) -> None:

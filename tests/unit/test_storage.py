@@ -197,35 +197,6 @@ def test_a_killed_writer_leaves_nothing_that_is_taken_for_data(tmp_path: Path) -
 # --------------------------------------------------------------------------------------------- checking
 
 
-def test_a_flipped_byte_is_found_and_named(tmp_path: Path) -> None:
-    path = tmp_path / "blocks"
-    data = bytearray(os.urandom(2500))
-    path.write_bytes(data)
-    checksums = storage.block_checksums(path, 1000)
-    assert len(checksums) == 3
-    assert checksums == storage.block_checksums(bytes(data), 1000)
-    storage.verify_blocks(path, checksums, 1000)
-    data[1777] ^= 1
-    path.write_bytes(data)
-    storage.verify_blocks(path, checksums, 1000, blocks=[0, 2])
-    with pytest.raises(DataError, match=r"blocks is damaged: block 1 \(bytes 1,000 to 1,999\)"):
-        storage.verify_blocks(path, checksums, 1000)
-    data[1777] ^= 1
-    path.write_bytes(data[:2000])
-    with pytest.raises(DataError, match="truncated: block 2 should begin at byte 2,000"):
-        storage.verify_blocks(path, checksums, 1000)
-
-
-def test_a_region_of_a_file_has_its_own_blocks(tmp_path: Path) -> None:
-    path = tmp_path / "region"
-    data = os.urandom(5000)
-    path.write_bytes(data)
-    checksums = storage.block_checksums(path, 1000, start=100, length=2500)
-    assert checksums == storage.block_checksums(data[100:2600], 1000)
-    assert checksums == storage.block_checksums(data, 1000, start=100, length=2500)
-    storage.verify_blocks(path, checksums, 1000, start=100, blocks=[0, 1])
-
-
 def test_sha256_is_of_the_stored_bytes(tmp_path: Path) -> None:
     (tmp_path / "abc").write_bytes(b"abc")
     assert storage.sha256_file(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
