@@ -47,7 +47,7 @@ def plan_config(
     if device not in (None, *PROCESS_BYTES):
         raise ConfigError([Fault("--device", device, " or ".join(PROCESS_BYTES))])
     arguments = parse_arguments(argv, usage=USAGE)
-    config = load_config(arguments.config, arguments.overrides, world_size=world)
+    config = load_config(arguments.config, arguments.overrides, world_size=world or None)
     device_type = device or ("cuda" if num_gpus() else "cpu")
     ranks = world or (num_gpus() if device_type == "cuda" else 0) or config.parallel.tp
     config = known_vocabulary(load_config(arguments.config, arguments.overrides, world_size=ranks))
