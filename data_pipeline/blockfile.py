@@ -139,6 +139,7 @@ class BlockFile:
         if xxhash.xxh3_64_intdigest(self._map[:HEADER_BYTES].tobytes()) != int(np.frombuffer(table, dtype="<u8")[0]):
             raise DataError(f"{self.path}: the header (bytes 0 to {HEADER_BYTES}) is damaged. {REMEDY}")
         self._verified = np.zeros(num_blocks, dtype=bool)
+        self.touched_bytes = 0  # of the mapped file, since they were let go of: about what it takes of memory
         if described["kind"] != kind:
             raise DataError(f"{self.path}: holds a {described['kind']}, wanted a {kind}. Check the path.")
 
@@ -164,6 +165,7 @@ class BlockFile:
         assert 0 <= start <= stop <= entry["length"], (self.path, name, start, stop, entry["length"])
         first, last = entry["offset"] + start * dtype.itemsize, entry["offset"] + stop * dtype.itemsize
         self._verify(first, last)
+        self.touched_bytes += last - first
         return self._map[HEADER_BYTES + first : HEADER_BYTES + last].view(dtype)
 
     def copies(self, name: str, places: Sequence[tuple[int, int]]) -> Iterator[bytes]:
@@ -199,6 +201,7 @@ class BlockFile:
             if self._verified[block]:
                 continue
             low = HEADER_BYTES + block * BLOCK_BYTES
+            self.touched_bytes += BLOCK_BYTES
             self._check(block, self._map[low : HEADER_BYTES + min((block + 1) * BLOCK_BYTES, self.data_bytes)].data)
 
     def release(self) -> None:
@@ -207,6 +210,7 @@ class BlockFile:
         mapped = self._map.base
         if isinstance(mapped, np.memmap) and hasattr(mmap, "MADV_DONTNEED"):
             mapped._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+        self.touched_bytes = 0
 
     def verify(self) -> None:
         """Check every block now."""

@@ -126,7 +126,7 @@ def make_shard(job: ShardJob, report: Report) -> ShardEntry:
     num_tokens = num_documents = text_bytes = 0
     with write_shard(job.path, source=job.source, split=job.split, vocabulary=job.vocabulary) as shard:
         for part, batch in _batches(job.picks):
-            texts = [part.text(number) for number in batch]
+            texts = part.texts(batch)
             ids = [part.id(number) for number in batch]
             encoded = encoder.encode_batch(texts) if job.fim is None else job.fim.encode_batch(encoder, texts, ids)
             for number, tokens in zip(batch, encoded):

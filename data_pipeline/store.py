@@ -79,7 +79,6 @@ class Part:
         self.path = self._file.path
         self.num_documents: int = self._file.meta["documents"]
         self.text_bytes: int = self._file.meta["text_bytes"]
-        self._read_bytes = 0
 
     @cached_property
     def offsets(self) -> np.ndarray:
@@ -88,10 +87,8 @@ class Part:
     def text(self, number: int) -> str:
         begin, end = int(self.offsets[number]), int(self.offsets[number + 1])
         text = self._file.read("text", begin, end).tobytes().decode()
-        self._read_bytes += end - begin
-        if self._read_bytes >= _RELEASE_BYTES or number == self.num_documents - 1:
+        if self._file.touched_bytes >= _RELEASE_BYTES or number == self.num_documents - 1:
             self._file.release()
-            self._read_bytes = 0
         return text
 
     def texts(self, numbers: Sequence[int]) -> list[str]:

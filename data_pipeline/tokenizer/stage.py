@@ -20,6 +20,8 @@ from data_pipeline.tokenizer.byte_level import EOD_TOKEN, bytes_tokenizer_json
 from data_pipeline.tokenizer.facts import TokenizerFacts, facts_of, prepared, read_pretrained
 from data_pipeline.tokenizer.train import train_bpe, train_unigram
 
+BATCH_BYTES = 4 << 20  # of text that is held at once
+
 
 def make_tokenizer(
     config: TokenizerConfig, store: DocumentStore, train: np.ndarray, *, seed: int, path: Path, workers: int, progress: Progress
@@ -68,11 +70,13 @@ def _about(store: DocumentStore, sample: np.ndarray) -> dict[str, Any]:
 
 
 def _texts(store: DocumentStore, numbers: np.ndarray, advance: Report) -> Iterator[str]:
-    for number in numbers.tolist():
-        part, inside = store.find(number)
-        text = store.parts[part].text(inside)
-        yield text
-        advance(len(text))
+    """Copied out of the parts a few MB at a time: a sample stands all over them, and mapped it would bring all of them into memory."""
+    lengths = store.lengths()[numbers]
+    batch = (np.cumsum(lengths) - 1).clip(min=0) // BATCH_BYTES
+    for some in np.split(numbers, np.flatnonzero(np.diff(batch)) + 1):
+        for text in store.texts_of(some.tolist()):
+            yield text
+            advance(len(text))
 
 
 class _threads:

@@ -5,7 +5,8 @@
 Memory is the proportional set size (/proc/PID/smaps_rollup) of the build's process and all its workers together, sampled some 30 times a
 second: pages that several processes share count once, and so do pages of mapped files. Stages are those that the build itself shows, with
 what comes after each until the next begins counted under `after`. The corpus is made of words by a Zipf law, documents of about 2 kB; one
-in twenty is an exact duplicate, one in twenty a near one. results/memory.json keeps the last run.
+in twenty is an exact duplicate, one in twenty a near one; the tokenizer is trained on some 50 MB of it. results/memory.json keeps the last
+run.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def measure(folder: Path, megabytes: int, workers: int) -> dict[str, Any]:
         "output": str(folder / "out"),
         "sources": [{"name": "web", "files": str(raw)}],
         "dedup": {"exact": True, "minhash": {}},
-        "tokenizer": {"type": "bpe", "vocab_size": 2048},
+        "tokenizer": {"type": "bpe", "vocab_size": 2048, "max_train_bytes": 50_000_000},
         "packing": [{"sequence_length": 1024}],
         "workers": workers,
     }
