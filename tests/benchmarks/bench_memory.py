@@ -103,12 +103,13 @@ def measure(folder: Path, megabytes: int, workers: int) -> dict[str, Any]:
     stage_file.write_text("start")
     began = time.monotonic()
     peaks: dict[str, int] = {}
+    stage = "start"
     command = [sys.executable, "-m", "tests.benchmarks.bench_memory", "--build", str(config), str(stage_file)]
     with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
         try:
             while process.poll() is None:
                 used = proportional_bytes(process.pid)
-                stage = stage_file.read_text() or "start"
+                stage = stage_file.read_text() or stage  # empty for a moment while it is written
                 peaks[stage] = max(peaks.get(stage, 0), used)
                 time.sleep(EVERY_S)
         except BaseException:
