@@ -203,6 +203,7 @@ class Job:
         recorder.event(
             "started",
             step=start.step,
+            samples=start.samples,
             checkpoint=str(start.path or start.weights or ""),
             layout={"world": self.groups.world.size, "dp": self.groups.dp.size, **config.parallel.model_dump()},
             moved_metrics=moved,

@@ -20,6 +20,7 @@ from launcher.metrics import JsonLines
 from launcher.mixture import phases_of_run
 from launcher.run_folder import RunFolder, read_json
 from launcher.saved_config import read_config
+from launcher.step_samples import samples_of_steps
 from megatron_lite.checkpoint.committed import committed
 
 Record = dict[str, Any]
@@ -88,16 +89,10 @@ class RunFacts:
 
     @cached_property
     def num_samples(self) -> int:
-        """Samples that the steps so far consumed. The attempts tell, newest first, which batch size each began to train with."""
+        """Samples that the steps so far consumed."""
         if self.config is None or not self.steps:
             return 0
-        batch, end, count = self.config.training.global_batch_size, int(self.steps[-1]["step"]), 0
-        for attempt in reversed(self.attempts):
-            begin = min(int(attempt.started.get("step", end)), end)
-            count, end = count + (end - begin) * batch, begin
-            changes = [event for event in self.events if event.get("event") == "changed" and event.get("attempt") == attempt.number]
-            batch = next((event["old"] for event in changes if event.get("key") == "training.global_batch_size"), batch)
-        return count + end * batch
+        return samples_of_steps(self.events, self.config.training.global_batch_size).after(int(self.steps[-1]["step"]))
 
     def shares(self) -> list[float]:
         """The part of the samples so far that came from each dataset of the mixture; of those to come, where there are none."""
