@@ -6,33 +6,46 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from glob import escape, has_magic
 from pathlib import Path
 
 from data_pipeline.config import load_data_config
-from data_pipeline.errors import ConfigError, Fault
+from data_pipeline.errors import ConfigError, DataError, Fault
+from data_pipeline.read import format_of
 from data_pipeline.storage import atomic_write, is_url, list_files
 from data_pipeline.streams import open_bytes
 from launcher.commands.train import num_gpus
 from launcher.config import load_config
 
-COMPRESSION = 3  # bytes of text a byte of a .gz or .zst, roughly
+PACKED = (".gz", ".zst", ".zstd")
+COMPRESSION = 3  # bytes of text a byte of a packed file, roughly
 BYTES_A_TOKEN = 3.5  # of BPE on text, roughly
 LOOK_BYTES = 1_000_000  # of the largest file
 UNKNOWN_BYTES = 100_000_000  # of a text whose size can't be asked for
 COUNTED_BYTES = 1 << 26  # in which lines are counted, to know about how many there are
+MOST_NAMED = 200  # files that a config names one by one
 FEW_FILES = 20  # so few .txt files are cut into paragraphs or lines, or there would be too few documents to hold some out
+
+
+@dataclass(frozen=True)
+class Files:
+    """Those of the texts that are of one format, as a source of the data config."""
+
+    format: str
+    patterns: str | list[str]
+    text_field: str | None  # of jsonl and parquet
+    cut: str | None  # of few .txt files: paragraph or line
 
 
 @dataclass(frozen=True)
 class Text:
     """What there is to train on, as far as a look at the names and the first record tells."""
 
-    pattern: str
+    sources: list[Files]
     num_files: int
     num_bytes: int
-    text_field: str | None  # of jsonl and parquet
-    cut: str | None  # of few .txt files: paragraph or line
     num_documents: int  # at least
+    left_out: list[str]  # why, and how many
 
 
 @dataclass(frozen=True)
@@ -76,6 +89,8 @@ def write_configs(name: str, pattern: str, *, force: bool = False) -> None:
             file.write(content.encode())
     load_data_config(data_path)  # what we write must be what we accept
     load_config(run_path)
+    for line in text.left_out:
+        print(f"Left out: {line}")
     print(f"{text.num_files} files, about {text.num_bytes / 1e6:,.1f} MB of text. Written: {data_path} and {run_path}, with comments.")
     print("Now type\n")
     print(f"  mlite data build {data_path}")
@@ -84,24 +99,78 @@ def write_configs(name: str, pattern: str, *, force: bool = False) -> None:
 
 
 def look_at(pattern: str) -> Text:
-    """Raises DataError where nothing matches, ConfigError where the first record has no text."""
+    """What of the files can be read, a source for each format. Raises DataError where nothing matches or nothing that matches is read,
+    ConfigError where no record has a text, or where no patterns tell what is read from what isn't."""
     files = list_files(pattern)
+    by_format: dict[str, list[str]] = {}
+    unread: Counter[str] = Counter()
+    for file in files:
+        try:
+            by_format.setdefault(format_of(file), []).append(file)
+        except DataError:
+            unread[Path(file).suffix] += 1
+    left_out = [f"{count} {suffix} file{'s' if count > 1 else ''}: not a format that is read" for suffix, count in sorted(unread.items())]
+    if not by_format:
+        raise DataError(f"{pattern}: nothing there is read\n  " + "\n  ".join(left_out) + "\nConvert it to .jsonl, .parquet or .txt.")
+    looked: dict[str, tuple[str | None, str | None, int]] = {}
+    textless: list[ConfigError] = []
+    for format, members in by_format.items():
+        try:
+            looked[format] = _look_into(format, members)
+        except ConfigError as error:
+            textless.append(error)
+            left_out.append(f"{len(members)} {format} file{'s' if len(members) > 1 else ''}: no record has a field of text")
+    if not looked:
+        raise textless[0]
+    whole = not left_out and len(looked) == 1
+    sources = [
+        Files(format, pattern if whole else patterns_of(pattern, by_format[format]), field, cut)
+        for format, (field, cut, _) in looked.items()
+    ]
+    kept = [file for format in looked for file in by_format[format]]
+    return Text(sources, len(kept), sum(map(_text_bytes, kept)), sum(documents for _, _, documents in looked.values()), left_out)
+
+
+def _look_into(format: str, files: list[str]) -> tuple[str | None, str | None, int]:
+    """(field with the text, what of a file is a document, number of documents at least) of files of one format."""
     sizes = {file: _text_bytes(file) for file in files}
-    kinds: Counter[str] = Counter()
-    for file, size in sizes.items():
-        kinds[_suffix(file)] += size
-    suffix, num_bytes = kinds.most_common(1)[0][0], kinds.total()
-    sample = max((file for file in files if _suffix(file) == suffix), key=lambda file: sizes[file])
-    documents = len(files)
-    field = cut = None
-    if suffix in (".jsonl", ".json", ".ndjson"):
-        field, documents = _jsonl_field(sample), max(documents, num_bytes // _line_bytes(sample))
-    elif suffix == ".parquet":
-        field, documents = _parquet_field(sample), max(documents, num_bytes // 2000)
-    elif len(files) < FEW_FILES:
-        cut, bytes_each = _how_to_cut(sample)
-        documents = max(documents, num_bytes // bytes_each)
-    return Text(pattern, len(files), num_bytes, field, cut, documents)
+    sample, num_bytes = max(files, key=lambda file: sizes[file]), sum(sizes.values())
+    if format == "jsonl":
+        return _jsonl_field(sample), None, max(len(files), num_bytes // _line_bytes(sample))
+    if format == "parquet":
+        return _parquet_field(sample), None, max(len(files), num_bytes // 2000)
+    if len(files) >= FEW_FILES:
+        return None, None, len(files)
+    cut, bytes_each = _how_to_cut(sample)
+    return None, cut, max(len(files), num_bytes // bytes_each)
+
+
+def patterns_of(pattern: str, files: list[str]) -> list[str]:
+    """Patterns that these files match, and nothing else of what `pattern` matches: by the ends of their names where that tells them."""
+    place, _, last = pattern.rpartition("/")
+    if is_url(pattern) and not has_magic(pattern):
+        begin = f"{pattern.rstrip('/')}/**/"
+    elif Path(pattern).expanduser().is_dir():
+        begin = f"{escape(pattern.rstrip('/'))}/**/"
+    else:
+        begin = f"{place}/" * bool(place) + ("**/" if last == "**" else last.rstrip("*"))
+    endings = {_ending(file) for file in files}
+    found = sorted({f"{begin}{ending}" for ending in endings})
+    try:
+        if sorted(list_files(found)) == sorted(files):
+            return found
+    except DataError:
+        pass
+    if len(files) > MOST_NAMED:
+        raise ConfigError([Fault("--text", pattern, "files that are all of one kind", "give a pattern, for example raw/**/*.jsonl")])
+    return [file if is_url(file) else escape(file) for file in files]
+
+
+def _ending(file: str) -> str:
+    """`*.jsonl.gz`; the name itself where it has no suffix."""
+    name = file.rpartition("/")[2]
+    bare, packed = (Path(name).stem, Path(name).suffix) if name.lower().endswith(PACKED) else (name, "")
+    return f"*{escape(Path(bare).suffix)}{packed}" if Path(bare).suffix else escape(name)
 
 
 def choose_size(num_bytes: int, *, gpus: int) -> Size:
@@ -113,19 +182,14 @@ def choose_size(num_bytes: int, *, gpus: int) -> Size:
 
 
 def data_config(name: str, text: Text, size: Size) -> str:
-    lines = ""
-    if text.text_field is not None:
-        lines = f"\n    text_field: {json.dumps(text.text_field)} # the field of a record that holds its text"
-    elif text.cut is not None:
-        lines = f"\n    txt_documents: {text.cut} # what of a file is a document: paragraph (between blank lines), line, or file: all of it"
+    sources = "\n".join(_source(name if len(text.sources) == 1 else f"{name}-{files.format}", files) for files in text.sources)
     fraction = min(0.2, max(0.005, round(40 / max(text.num_documents, 1), 3)))
     return f"""# Raw text to a dataset folder: mlite data build configs/data/{name}.yaml
 output: data/{name}
 seed: 1234
 
 sources: # several may stand here; of duplicates between them the first keeps its copy
-  - name: {name}
-    files: {json.dumps(text.pattern)} # a file, a folder or a glob; .txt, .jsonl, .parquet, plain, .gz or .zst{lines}
+{sources}
 
 normalise: {{unicode: nfc, newlines: lf}}
 
@@ -140,6 +204,18 @@ validation: {{fraction: {fraction:g}}} # of the documents, held out of training
 packing: [{{sequence_length: {size.sequence_length}, method: best_fit}}]
 workers: 2
 """
+
+
+def _source(name: str, files: Files) -> str:
+    lines = ""
+    if files.text_field is not None:
+        lines = f"\n    text_field: {json.dumps(files.text_field)} # the field of a record that holds its text"
+    elif files.cut is not None:
+        lines = (
+            f"\n    txt_documents: {files.cut} # what of a file is a document: paragraph (between blank lines), line, or file: all of it"
+        )
+    return f"""  - name: {name}
+    files: {json.dumps(files.patterns)} # files, folders or globs; .txt, .jsonl, .parquet, plain, .gz or .zst{lines}"""
 
 
 def run_config(name: str, text: Text, size: Size, *, gpus: int) -> str:
@@ -185,11 +261,7 @@ logging: {{interval_steps: {1 if steps <= 2000 else 10}, wandb: {{mode: auto, pr
 def _text_bytes(file: str) -> int:
     if is_url(file):
         return UNKNOWN_BYTES
-    return Path(file).stat().st_size * (COMPRESSION if file.endswith((".gz", ".zst")) else 1)
-
-
-def _suffix(file: str) -> str:
-    return Path(file.removesuffix(".gz").removesuffix(".zst")).suffix
+    return Path(file).stat().st_size * (COMPRESSION if file.lower().endswith(PACKED) else 1)
 
 
 def _how_to_cut(file: str) -> tuple[str, int]:
