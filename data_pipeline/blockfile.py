@@ -135,6 +135,7 @@ class BlockFile:
             )
         if self._map[wanted - 8 :].tobytes() != END_MAGIC:
             raise DataError(f"{self.path}: the last 8 bytes (from byte {wanted - 8}) are damaged. {REMEDY}")
+        self.digest = f"{xxhash.xxh3_64_intdigest(table):016x}"  # of the checksums, so of every byte
         self._checksums = np.frombuffer(table, dtype="<u8")[1:]
         if xxhash.xxh3_64_intdigest(self._map[:HEADER_BYTES].tobytes()) != int(np.frombuffer(table, dtype="<u8")[0]):
             raise DataError(f"{self.path}: the header (bytes 0 to {HEADER_BYTES}) is damaged. {REMEDY}")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,15 +28,15 @@ from data_pipeline.earlier import Earlier, open_earlier
 from data_pipeline.errors import ConfigError, DataError, Fault, RunInUseError
 from data_pipeline.fim import fim_of
 from data_pipeline.ingest import dropped_path, ingest
-from data_pipeline.inputs import ReadTask, find_inputs
+from data_pipeline.inputs import ReadTask, find_inputs, unpinned
 from data_pipeline.pool import Workers, started
 from data_pipeline.progress import Progress, duration, size
 from data_pipeline.sharding import make_shard, plan_shards
-from data_pipeline.source_loss import check_losses
+from data_pipeline.source_loss import check_losses, check_stored_losses
 from data_pipeline.split import held_out
 from data_pipeline.storage import remove_leftovers
 from data_pipeline.summary import dedup_line, summary_lines
-from data_pipeline.tokenizer.stage import make_tokenizer
+from data_pipeline.tokenizer.stage import make_tokenizer, tokenizer_content
 
 
 def build(config: DataConfig, *, quiet: bool = False, replace: bool = False) -> Dataset:
@@ -53,17 +54,22 @@ def build(config: DataConfig, *, quiet: bool = False, replace: bool = False) -> 
         tasks = find_inputs(config, workers, progress, search=search)
         earlier = _open_earlier(config)
         identities = [["earlier", [each.content for each in earlier]]] if earlier else []
-        key = cache_key("build", config.content(), [task.key for task in tasks], *identities)
+        tokenizer = tokenizer_content(config.tokenizer)
+        key = cache_key("build", {**config.content(), "tokenizer": tokenizer}, [task.key for task in tasks], *identities)
         ready = _ready(config.folder, key, replace=replace)
         if ready is None:
-            built = _stages(config, tasks, key, workers, progress, earlier, search)
+            built = _stages(config, tasks, key, tokenizer, workers, progress, earlier, search)
             workers.close()  # nothing below needs them, nor the memory that they hold
             assemble(built, replace=replace)
             _prune(built)
+        else:
+            check_stored_losses(ready.manifest.ledger, limit=config.max_source_loss, progress=progress)
         dataset = Dataset.open(config.folder)
         plans = make_plans(dataset, config.packing)
     if ready is not None:
         progress.say(f"{config.folder} is up to date: the same config and the same input files made it")
+        if names := unpinned(tasks):
+            progress.say(f"  {', '.join(names)} may hold other text by now: with `revision` in its source a build reads what you name")
     else:
         progress.say(f"\n{config.folder} is ready after {duration(time.monotonic() - begin)}")
     asked = config.tokenizer.vocab_size if config.tokenizer.type == "bpe" else None
@@ -85,6 +91,7 @@ def _stages(
     config: DataConfig,
     tasks: list[ReadTask],
     key: str,
+    tokenizer: dict[str, Any],
     workers: Workers,
     progress: Progress,
     earlier: Sequence[Earlier],
@@ -141,11 +148,18 @@ def _stages(
     check_losses(ledger, chain, limit=config.max_source_loss, progress=progress)
     validation = held_out(store.keys(), kept, fraction=config.validation.fraction, seed=config.seed)
     train = kept & ~validation
-    tokenizer_key = cache_key(
-        "tokenizer", config.tokenizer.content(), config.seed, config.validation.fraction, document_keys, _content(kept)
-    )
+    tokenizer_key = cache_key("tokenizer", tokenizer, config.seed, config.validation.fraction, document_keys, _content(kept))
     tokenizer_path = work / "tokenizer" / f"{tokenizer_key}.json"
-    facts = make_tokenizer(config.tokenizer, store, train, seed=config.seed, path=tokenizer_path, workers=config.workers, progress=progress)
+    facts = make_tokenizer(
+        config.tokenizer,
+        store,
+        train,
+        content=tokenizer,
+        seed=config.seed,
+        path=tokenizer_path,
+        workers=config.workers,
+        progress=progress,
+    )
     jobs = plan_shards(
         store,
         kept,

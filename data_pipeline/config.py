@@ -32,6 +32,7 @@ class SourceConfig(Section):
     dataset: str | None = None  # of Hugging Face: a name, or a folder of one
     dataset_config: str | None = None  # which of its configurations
     split: str = "train"  # which of its splits
+    revision: str | None = Field(None, min_length=1)  # of a name on the Hub: a commit or a tag, so that every build reads the same
     streaming: bool = True  # read as it comes; false downloads it first
     text_field: str = "text"  # of a record
     invalid_utf8: Literal["drop", "replace"] = "drop"  # a record with bad bytes: count it and leave it out, or write U+FFFD for each
@@ -40,7 +41,9 @@ class SourceConfig(Section):
     def _one_of(self) -> SourceConfig:
         if (self.files is None) == (self.dataset is None):
             raise ValueError("exactly one of files and dataset | files: 'raw/*.jsonl' for files, dataset: owner/name for Hugging Face")
-        foreign = {"dataset_config", "split", "streaming"} if self.dataset is None else {"format", "txt_documents", "invalid_utf8"}
+        foreign = (
+            {"dataset_config", "split", "revision", "streaming"} if self.dataset is None else {"format", "txt_documents", "invalid_utf8"}
+        )
         if given := foreign & self.model_fields_set:
             kind = "a source of files" if self.dataset is None else "a Hugging Face dataset"
             raise ValueError(f"no {', '.join(sorted(given))} for {kind} | remove it")
@@ -49,7 +52,7 @@ class SourceConfig(Section):
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without keys that came later, unless they are set: what was read before there were any keeps its key."""
-        later = {"invalid_utf8": "drop"}
+        later = {"invalid_utf8": "drop", "revision": None}
         return {key: value for key, value in handler(self).items() if key not in later or value != later[key]}
 
 

@@ -14,6 +14,7 @@ from data_pipeline.manifest import Manifest, SourceEntry, read_manifest
 from data_pipeline.packing import Method
 from data_pipeline.plans import Plan, PlanKey, make_plan, open_plan
 from data_pipeline.shards import Shard, Vocabulary, check_shards
+from data_pipeline.storage import sha256_file
 
 
 class TokenSource:
@@ -40,6 +41,12 @@ class TokenSource:
                 )
             shards.append(shard)
         check_shards(shards, self._vocabulary)
+        for shard, entry in zip(shards, self.entry.shards):
+            if entry.checksums not in (None, shard.digest):
+                raise DataError(
+                    f"{shard.path}: is a sound shard, but not the one that the manifest names. "
+                    "Restore the file from a copy, or build the dataset again."
+                )
         return shards
 
     def find(self, document: int) -> tuple[Shard, int]:
@@ -101,9 +108,13 @@ class Dataset:
     def tokenizer_hash(self) -> str:
         return self.vocabulary.tokenizer_hash
 
-    @property
+    @cached_property
     def tokenizer_path(self) -> Path:
-        return self.path / "tokenizer.json"
+        """Raises DataError where the file isn't the tokenizer that the shards were made with."""
+        path = self.path / "tokenizer.json"
+        if not path.is_file() or sha256_file(path) != self.tokenizer_hash:
+            raise DataError(f"{path}: is not the tokenizer that the shards were made with. Restore it from a copy.")
+        return path
 
     @property
     def identity(self) -> str:

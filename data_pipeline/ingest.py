@@ -151,6 +151,7 @@ def _documents(job: ReadJob, ledger: Ledger, report: Report) -> Iterator[Documen
             split=source.split,
             text_field=source.text_field,
             streaming=source.streaming,
+            revision=source.revision,
             notes=notes,
             fields=job.fields,
         )

@@ -74,7 +74,10 @@ def _listed(source: SourceConfig) -> list[tuple[str, str]]:
     if source.files is not None:
         return named_files(source.files)
     assert source.dataset is not None
-    if Path(source.dataset).is_dir():  # a local dataset is hashed like any other files; one on the Hub goes by its name
+    if Path(source.dataset).is_dir():  # a local dataset is hashed like any other files; one on the Hub goes by its name and revision
+        if source.revision is not None:
+            fix = "remove it: a folder's files are hashed, and a change of them is seen"
+            raise ConfigError([Fault(f"sources.{source.name}.revision", source.revision, "nothing for a local folder", fix)])
         return [(path, os.path.relpath(path, source.dataset)) for path in list_files(source.dataset)]
     return []
 
@@ -171,3 +174,8 @@ def describe_inputs(tasks: Sequence[ReadTask]) -> list[dict[str, Any]]:
         entry["bytes"] += task.num_bytes
         entry["keys"].append(task.key)
     return [{**entry, "keys": cache_key("read", entry["keys"])} for entry in out.values()]
+
+
+def unpinned(tasks: Sequence[ReadTask]) -> list[str]:
+    """The datasets on the Hub of which no revision is stated: what they hold now may be other than what was read."""
+    return sorted({str(task.source.dataset) for task in tasks if not task.files and task.source.revision is None})

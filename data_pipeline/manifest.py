@@ -18,13 +18,15 @@ SPLITS = ("train", "validation")
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard: its file relative to the folder, counts, and the sha256 of the file."""
+    """One shard: its file relative to the folder, counts, the sha256 of the file, and the hash of its checksums, by which opening it tells
+    it from another; None in a manifest from before there was one."""
 
     file: str
     documents: int
     tokens: int
     text_bytes: int
     hash: str
+    checksums: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def to_json(manifest: Manifest) -> str:
             "tokens": entry.tokens,
             "text_bytes": entry.text_bytes,
             "hash": entry.hash,
-            "shards": [asdict(shard) for shard in entry.shards],
+            "shards": [{key: value for key, value in asdict(shard).items() if value is not None} for shard in entry.shards],
         }
         for entry in manifest.sources
     ]

@@ -15,7 +15,7 @@ from data_pipeline.cache_key import cache_key
 from data_pipeline.fim import Fim
 from data_pipeline.manifest import SPLITS, ShardEntry
 from data_pipeline.pool import Report
-from data_pipeline.shards import Encoded, Vocabulary, write_shard
+from data_pipeline.shards import Encoded, Shard, Vocabulary, write_shard
 from data_pipeline.storage import atomic_write, sha256_file
 from data_pipeline.store import DocumentStore, Part
 from data_pipeline.tokenizer.encode import Encoder
@@ -121,7 +121,7 @@ def make_shard(job: ShardJob, report: Report) -> ShardEntry:
         done = json.loads(job.done_path.read_text())
         if sha256_file(job.path) == done["hash"]:
             report(job.text_bytes)
-            return ShardEntry(**{**done, "file": f"shards/{job.name}"})
+            return ShardEntry(**{**done, "file": f"shards/{job.name}", "checksums": Shard(job.path).digest})
     encoder = _encoder(job.tokenizer_path, job.is_bytes, job.can_cut)
     num_tokens = num_documents = text_bytes = 0
     with write_shard(job.path, source=job.source, split=job.split, vocabulary=job.vocabulary) as shard:
@@ -136,7 +136,12 @@ def make_shard(job: ShardJob, report: Report) -> ShardEntry:
                 num_tokens, num_documents, text_bytes = num_tokens + tokens.size + 1, num_documents + 1, text_bytes + length
                 report(length)
     entry = ShardEntry(
-        file=f"shards/{job.name}", documents=num_documents, tokens=num_tokens, text_bytes=text_bytes, hash=sha256_file(job.path)
+        file=f"shards/{job.name}",
+        documents=num_documents,
+        tokens=num_tokens,
+        text_bytes=text_bytes,
+        hash=sha256_file(job.path),
+        checksums=Shard(job.path).digest,
     )
     with atomic_write(job.done_path) as file_:
         file_.write(json.dumps(asdict(entry)).encode())

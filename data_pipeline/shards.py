@@ -118,7 +118,7 @@ class Shard:
     def __init__(self, path: str | Path) -> None:
         self._file = BlockFile(path, kind="shard")
         self._index = Index(self._file)
-        self.path = self._file.path
+        self.path, self.digest = self._file.path, self._file.digest
         self.meta = self._file.meta
         self.num_documents: int = self.meta["documents"]
         self.num_tokens: int = self.meta["tokens"]

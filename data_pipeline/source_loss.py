@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from data_pipeline.errors import DataError
 from data_pipeline.progress import Progress
@@ -29,6 +30,12 @@ def check_losses(ledger: Ledger, chain: Sequence[str], *, limit: float | None, p
         )
     for alarm in alarms:
         progress.say(f"warning: {alarm}")
+
+
+def check_stored_losses(stored: dict[str, Any], *, limit: float | None, progress: Progress) -> None:
+    """The same for a dataset that stands already, of its manifest's ledger: the limit may be another than when it was built."""
+    ledger = Ledger.from_dict(stored)
+    check_losses(ledger, [stage for stage in ledger.stages if stage != "encode"], limit=limit, progress=progress)
 
 
 def lost_share(ledger: Ledger, chain: Sequence[str], source: str) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from data_pipeline.dataset import Dataset
 from data_pipeline.manifest import Manifest, ShardEntry, SourceEntry, source_hash, write_manifest
-from data_pipeline.shards import Encoded, Vocabulary, token_dtype, write_shard
+from data_pipeline.shards import Encoded, Shard, Vocabulary, token_dtype, write_shard
 from data_pipeline.storage import sha256_file
 from data_pipeline.tokenizer.byte_level import EOD_TOKEN, bytes_tokenizer_json
 
@@ -108,6 +108,7 @@ def _write_source(
                 shard.add(document)
         tokens = sum(len(document.tokens) + 1 for document in part)
         text_bytes = sum(document.text_bytes for document in part)
-        shards.append(ShardEntry(file=file, documents=len(part), tokens=tokens, text_bytes=text_bytes, hash=sha256_file(folder / file)))
+        path = folder / file
+        shards.append(ShardEntry(file, len(part), tokens, text_bytes, hash=sha256_file(path), checksums=Shard(path).digest))
     digest = source_hash(name, split, tuple(shards), tokenizer_hash=vocabulary.tokenizer_hash)
     return SourceEntry(name=name, split=split, shards=tuple(shards), hash=digest)

@@ -22,7 +22,7 @@ from data_pipeline.interchange.streams import looks_like_llmc, open_stream, spli
 from data_pipeline.manifest import Manifest, ShardEntry, SourceEntry, source_hash, write_manifest
 from data_pipeline.progress import Progress
 from data_pipeline.report import write_report
-from data_pipeline.shards import Encoded, token_dtype, write_shard
+from data_pipeline.shards import Encoded, Shard, token_dtype, write_shard
 from data_pipeline.split import held_out
 from data_pipeline.step import Ledger
 from data_pipeline.storage import atomic_folder, named_files, sha256_file
@@ -148,7 +148,7 @@ class _SourceWriter:
                         advance(document.tokens.nbytes)
                         document = next(found, None)
                 path = self._folder / file
-                entry = ShardEntry(file=file, documents=number - first, tokens=tokens, text_bytes=text_bytes, hash=sha256_file(path))
+                entry = ShardEntry(file, number - first, tokens, text_bytes, hash=sha256_file(path), checksums=Shard(path).digest)
                 shards.append(entry)
         if not number and split == "train":
             raise DataError(

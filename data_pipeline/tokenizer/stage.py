@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.config import TokenizerConfig
+from data_pipeline.errors import DataError
 from data_pipeline.pool import Report
 from data_pipeline.progress import Progress
 from data_pipeline.split import hash_fractions
@@ -23,18 +24,43 @@ from data_pipeline.tokenizer.train import train_bpe, train_unigram
 BATCH_BYTES = 4 << 20  # of text that is held at once
 
 
+def tokenizer_content(config: TokenizerConfig) -> dict[str, Any]:
+    """What the tokenizer is a function of beside the text: the settings, and of a pretrained one what its files hold now."""
+    if config.type != "pretrained":
+        return config.content()
+    text, eod, bos = _pretrained(config)
+    return {**config.content(), "sha256": hashlib.sha256(text.encode()).hexdigest(), "eod_token": eod, "bos_token": bos}
+
+
+def _pretrained(config: TokenizerConfig) -> tuple[str, str | None, str | None]:
+    """(tokenizer.json as it is used, the tokens that end and begin a document, where something names them)."""
+    assert config.name_or_path is not None
+    raw, named = read_pretrained(config.name_or_path)
+    eod, bos = config.eod_token or named.get("eos_token"), config.bos_token or named.get("bos_token")
+    return prepared(raw, where=config.name_or_path), eod, bos
+
+
 def make_tokenizer(
-    config: TokenizerConfig, store: DocumentStore, train: np.ndarray, *, seed: int, path: Path, workers: int, progress: Progress
+    config: TokenizerConfig,
+    store: DocumentStore,
+    train: np.ndarray,
+    *,
+    content: dict[str, Any],
+    seed: int,
+    path: Path,
+    workers: int,
+    progress: Progress,
 ) -> TokenizerFacts:
-    """The tokenizer, its file at `path` (work that is there already is used). `train`: bool[documents] to train on."""
+    """The tokenizer, its file at `path` (work that is there already is used). `train`: bool[documents] to train on. `content`: of
+    tokenizer_content, which went into the build's key. Raises DataError where a pretrained one was changed since."""
     if config.type == "bytes":
         text = bytes_tokenizer_json()
     elif config.type == "pretrained":
         assert config.name_or_path is not None
-        raw, named = read_pretrained(config.name_or_path)
-        text = prepared(raw, where=config.name_or_path)
+        text, eod, bos = _pretrained(config)
+        if tokenizer_content(config) != content:
+            raise DataError(f"{config.name_or_path} changed while the build was running. Run the same command again when it is complete.")
         _write(path, text)
-        eod, bos = config.eod_token or named.get("eos_token"), config.bos_token or named.get("bos_token")
         return facts_of(text, type=config.type, eod_token=eod, bos_token=bos, where=config.name_or_path)
     else:
         sample = training_sample(store, train, max_bytes=config.max_train_bytes, seed=seed)

@@ -21,7 +21,10 @@ from data_pipeline.loader import RowSource
 from data_pipeline.progress import Progress, duration, size
 from data_pipeline.split import held_out
 from data_pipeline.step import Ledger
+from data_pipeline.store import DocumentStore
+from data_pipeline.tokenizer.byte_level import bytes_tokenizer_json
 from data_pipeline.tokenizer.encode import Encoder
+from data_pipeline.tokenizer.stage import make_tokenizer
 from data_pipeline.verify import verify_dataset
 from tests.corpus_fixtures import config, digests, jsonl, long_texts, write_corpus
 
@@ -289,6 +292,68 @@ def test_a_pretrained_tokenizer_is_taken_as_it_is(corpus: Path, dataset: Dataset
     assert built.tokenizer_hash == dataset.tokenizer_hash and built.vocabulary == dataset.vocabulary
     for ours, theirs in zip(built.sources, dataset.sources):
         assert all((a.document(n) == b.document(n)).all() for a, b in zip(ours.shards, theirs.shards) for n in range(a.num_documents))
+
+
+def test_b007_b045_a_pretrained_tokenizer_that_changed_is_seen(tmp_path: Path) -> None:
+    """Its files stand elsewhere under the same name: a build that took the old ids for the new ones would never be noticed."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    tree = json.loads(bytes_tokenizer_json())
+    tree["added_tokens"].append({**tree["added_tokens"][0], "id": 257, "content": "<|other|>"})
+    (theirs / "tokenizer.json").write_text(json.dumps(tree))
+    settings = simple(tmp_path, ["abc abc", "cab"], tokenizer={"type": "pretrained", "name_or_path": str(theirs)})
+    first = build(settings, quiet=True)
+    assert build(settings, quiet=True).manifest_hash == first.manifest_hash and first.eod_id == 256
+    (theirs / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|other|>"}))
+    with pytest.raises(ConfigError, match=r"output: .*--replace"):
+        build(settings, quiet=True)
+    assert build(settings, quiet=True, replace=True).eod_id == 257
+    vocabulary = tree["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (theirs / "tokenizer.json").write_text(json.dumps(tree))
+    with pytest.raises(ConfigError, match=r"output: .*--replace"):
+        build(settings, quiet=True)
+    last = build(settings, quiet=True, replace=True)
+    assert sorted(all_texts(last)) == ["abc abc", "cab"] and last.tokenizer_hash != first.tokenizer_hash
+
+    with pytest.raises(DataError, match="theirs changed while the build was running"):  # what it reads must be what its key says
+        make_tokenizer(
+            settings.tokenizer,
+            DocumentStore([]),
+            np.ones(0, dtype=bool),
+            content={},
+            seed=1,
+            path=tmp_path / "t.json",
+            workers=1,
+            progress=Progress(quiet=True),
+        )
+
+
+def test_a_revision_is_part_of_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """B045 of a dataset on the Hub, which has no files here to be hashed; one whose revision isn't stated is said to be unknown."""
+    import datasets
+
+    asked: list[str | None] = []
+
+    def load(name: str, config_name: str | None, *, split: str, streaming: bool, revision: str | None) -> list[dict[str, str]]:
+        asked.append(revision)
+        return [{"text": f"text of {name} at {revision}"}]
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+
+    def settings(**keys: str) -> DataConfig:
+        return simple(tmp_path, [], sources=[{"name": "hub", "dataset": "owner/name", **keys}])
+
+    assert all_texts(build(settings())) == ["text of owner/name at None"] and "owner/name may hold" not in capsys.readouterr().err
+    build(settings())
+    assert "owner/name may hold other text by now" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"output: .*--replace"):
+        build(settings(revision="abc"), quiet=True)
+    assert all_texts(build(settings(revision="abc"), replace=True)) == ["text of owner/name at abc"] and asked == [None, "abc"]
+    build(settings(revision="abc"))
+    assert "owner/name may hold" not in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"sources\.hub\.revision: .*nothing for a local folder"):
+        build(simple(tmp_path, [], sources=[{"name": "hub", "dataset": str(tmp_path), "revision": "abc"}]), quiet=True)
 
 
 def test_a_damaged_shard_in_the_work_folder_is_made_again(corpus: Path, tmp_path: Path, dataset: Dataset) -> None:

@@ -144,7 +144,10 @@ def test_another_earlier_dataset_is_another_dataset(tmp_path: Path) -> None:
 
 def test_a_source_that_loses_more_than_it_may_stops_the_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = [*TEXTS[:4], *TEXTS[:4], *TEXTS[:3], "", " "]  # 7 of 11 go; blank ones count for nothing
-    build(settings(tmp_path, "copies", texts, dedup={}, max_source_loss=0.7), quiet=True)
+    stands = build(settings(tmp_path, "copies", texts, dedup={}, max_source_loss=0.7), quiet=True)
+    with pytest.raises(DataError, match=r"max_source_loss \(60 %\) is gone\n  copies lost 6\d\.\d % of its text: 7 exact duplicate"):
+        build(settings(tmp_path, "copies", texts, dedup={}, max_source_loss=0.6), quiet=True)  # of a dataset that is up to date, too
+    assert Dataset.open(stands.path).manifest_hash == stands.manifest_hash
     with pytest.raises(DataError, match=r"max_source_loss \(60 %\) is gone\n  copies lost 6\d\.\d % of its text: 7 exact duplicate"):
         build(settings(tmp_path, "copies", texts, dedup={"minhash": None}, max_source_loss=0.6), quiet=True, replace=True)
     build(settings(tmp_path, "copies", texts, dedup={"minhash": None}), replace=True)

@@ -245,6 +245,19 @@ def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
     for name in ("saved", "dict"):
         items = list(read_dataset(str(tmp_path / name), source="s"))
         assert [item.text if isinstance(item, Document) else item.kind for item in items] == ["one", "text_not_string", "three"]
+    datasets.Dataset.from_dict({"text": ["held out"]}, split="test").save_to_disk(str(tmp_path / "named"))
+    assert [item.text for item in read_dataset(str(tmp_path / "named"), source="s", split="test") if isinstance(item, Document)] == [
+        "held out"
+    ]
+    for name, keys, why in (  # none is read as if it were what was asked for
+        ("named", {}, "holds the split test alone"),
+        ("saved", {"split": "test"}, "holds one split without a name"),
+        ("dict", {"split": "test"}, "holds the splits train"),
+        ("saved", {"config_name": "en"}, "holds no config"),
+        ("dict", {"config_name": "en"}, "holds no config"),
+    ):
+        with pytest.raises(DataError, match=f"can't read dataset .*: it {why}"):
+            list(read_dataset(str(tmp_path / name), source="s", **keys))  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------------------- normalise

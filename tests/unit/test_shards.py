@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from data_pipeline.blockfile import HEADER_BYTES, write_blockfile
 from data_pipeline.dataset import Dataset
 from data_pipeline.errors import DataError
+from data_pipeline.manifest import read_manifest, write_manifest
 from data_pipeline.shards import Encoded, Shard, Vocabulary, token_dtype, write_shard
 from tests.data_fixtures import tiny_dataset, tiny_texts
 
@@ -138,6 +141,33 @@ def test_b007_shards_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
             shard.add(encoded([1] * (int(length) - 1), number))
     with pytest.raises(DataError, match="made with tokenizer another"):
         _ = Dataset.open(tmp_path).sources[0].shards
+
+
+def test_b045_a_sound_shard_that_is_another_is_refused_when_it_is_opened(tmp_path: Path) -> None:
+    """It has the same counts and the same tokenizer: then rows, and packing plans, would be of other text than the run's data identity says."""
+    dataset, other = (
+        tiny_dataset(tmp_path / "ours", ["abc", "de"], num_validation=0),
+        tiny_dataset(tmp_path / "theirs", ["cba", "de"], num_validation=0),
+    )
+    (entry,), (theirs,) = dataset.sources[0].entry.shards, other.sources[0].entry.shards
+    assert (entry.documents, entry.tokens) == (theirs.documents, theirs.tokens)
+    shutil.copyfile(other.path / theirs.file, dataset.path / entry.file)
+    with pytest.raises(DataError, match=r"tiny-00000\.bin: is a sound shard, but not the one that the manifest names"):
+        _ = Dataset.open(dataset.path).sources[0].shards
+    manifest, _ = read_manifest(dataset.path)  # one from before there were such hashes opens as it did
+    before = [replace(source, shards=tuple(replace(shard, checksums=None) for shard in source.shards)) for source in manifest.sources]
+    write_manifest(dataset.path, replace(manifest, sources=tuple(before)))
+    assert '"checksums"' not in (dataset.path / "manifest.json").read_text()
+    assert Dataset.open(dataset.path).sources[0].shards
+
+
+def test_b007_a_tokenizer_file_that_is_another_is_refused(tmp_path: Path) -> None:
+    """The ids would be decoded to other text, in a sample, a report or a trace."""
+    dataset = tiny_dataset(tmp_path)
+    path = dataset.tokenizer_path
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(DataError, match=r"tokenizer\.json: is not the tokenizer that the shards were made with"):
+        _ = Dataset.open(tmp_path).tokenizer_path
 
 
 def test_a_flipped_byte_in_a_token_is_found_before_a_row_is_made(tmp_path: Path) -> None:
