@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from data_pipeline.errors import CheckpointError, ConfigError, Fault
+from data_pipeline.schema import read_yaml
 from launcher.config import RunConfig
 from launcher.faults import Faults
 from launcher.huggingface import huggingface_folder
@@ -35,6 +34,7 @@ class Start:
     path: Path | None = None
     state: RunState | None = None
     weights: Path | None = None
+    origin: RunState | None = None  # of the checkpoint whose weights alone are taken
     passed_over: list[tuple[Path, str]] = field(default_factory=list)
     unfinished: list[Path] = field(default_factory=list)  # saves that were never committed
 
@@ -77,7 +77,8 @@ def choose_start(folder: RunFolder, config: RunConfig, groups: ProcessGroups) ->
     if (huggingface := huggingface_folder(wanted.init_from)) is not None:
         return Start(weights=huggingface)
     if wanted.init_from is not None:
-        return Start(weights=_the_checkpoint(Path(wanted.init_from), groups, "checkpoint.init_from")[0])
+        taken = _the_checkpoint(Path(wanted.init_from), groups, "checkpoint.init_from")
+        return Start(weights=taken[0], origin=taken[1])
     return Start()
 
 
@@ -104,11 +105,17 @@ def _the_checkpoint(path: Path, groups: ProcessGroups, key: str) -> tuple[Path, 
 
 
 def saved_config(folder: RunFolder) -> dict[str, Any]:
-    """The config of the attempt before, as plain values; empty for a new run."""
+    """The config of the attempt before, as plain values; empty for a new run. Raises ConfigError where the file is damaged."""
     if not folder.config.exists():
         return {}
-    tree = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
-    return tree if isinstance(tree, dict) else {}
+    fix = f"put a copy back (one is in each of {folder.path / 'attempts'}), or delete it: then what changed since is not recorded"
+    try:
+        tree = read_yaml(folder.config)
+    except ConfigError as error:
+        raise ConfigError(f"{error}\n{folder.config} is damaged: {fix}") from None
+    if not isinstance(tree.get("run"), dict):
+        raise ConfigError([Fault(str(folder.config), sorted(tree), "the config of a run", fix)])
+    return tree
 
 
 def restore(engine: Engine, start: Start, config: RunConfig, recorder: Recorder) -> None:

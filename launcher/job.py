@@ -26,7 +26,7 @@ from launcher.mixture import describe_mixture, mixture_lines, phases_for, requir
 from launcher.plan import plan_run
 from launcher.process_tree import Link
 from launcher.recorder import Rates, Recorder
-from launcher.resume_policy import identity, recorded_changes, require_same_run
+from launcher.resume_policy import changed_meaning, identity, recorded_changes, require_same_meaning, require_same_run
 from launcher.run_folder import RunFolder, write_json
 from launcher.stopping import StopFlag
 from launcher.trackers import open_trackers
@@ -113,6 +113,8 @@ class Job:
         wanted = identity(config, rows.identity)
         if start.state is not None:
             require_same_run(start.state, wanted, folder=self.folder.path)
+        if start.origin is not None:
+            require_same_meaning(start.origin.identity(), wanted, where=start.weights)
         saved = start.state.phases if start.state else []
         phases = phases_for(config, self.datasets, saved=saved, step=start.step, samples=start.samples)
         rows = rows.with_phases([Phase.from_dict(phase) for phase in phases])
@@ -120,7 +122,7 @@ class Job:
         last_sample = start.samples + max(0, total - start.step) * config.training.global_batch_size
         require_epochs(config, rows, num_samples=last_sample)
         self.recorder = Recorder(self.folder, active=groups.rank == 0, total_steps=total, rates=self._rates())
-        self._write_down(start, phases, describe_mixture(config, rows, first=start.samples, last=last_sample))
+        self._write_down(start, wanted, phases, describe_mixture(config, rows, first=start.samples, last=last_sample))
         budget = "training.steps" if config.training.steps is not None else "training.tokens"
         finished = f"{self.folder.path} is finished: {start.step} of {total} steps are done. To train on, raise {budget}"
         if start.step >= total and (heldout is None or broadcast_json(self.recorder.metrics.evaluated(start.step), groups.world)):
@@ -190,7 +192,7 @@ class Job:
             peak_flops=peak_flops(name, config.training.precision),
         )
 
-    def _write_down(self, start: Start, phases: list[dict[str, Any]], mixture: list[dict[str, Any]]) -> None:
+    def _write_down(self, start: Start, wanted: dict[str, Any], phases: list[dict[str, Any]], mixture: list[dict[str, Any]]) -> None:
         """The first rank: what changed since the last attempt, the config, and where this attempt starts."""
         if self.groups.rank != 0:
             return
@@ -212,8 +214,10 @@ class Job:
         for key, before, after in changes:
             recorder.say(f"changed since the last attempt: {key} {before!r} -> {after!r}")
             recorder.event("changed", key=key, old=before, new=after)
-        for path in (folder.config, folder.attempt_folder / "config.yaml"):
-            path.write_text(config.to_yaml(), encoding="utf-8")
+        for key, before, after in changed_meaning(start.origin.identity(), wanted) if start.origin is not None else []:
+            recorder.say(f"the weights were trained with {key} {before!r}, this run has {after!r}: at first they compute something else")
+            recorder.event("changed", key=key, old=before, new=after)
+        folder.write_config(config.to_yaml())
         if config.training.engine == "deepspeed":
             tree = deepspeed_config(config.training, config.optimizer, config.parallel, dp=self.groups.dp.size, overrides=config.deepspeed)
             write_json(folder.deepspeed, tree)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import ConfigError, DataError, Fault
 from launcher.config import RunConfig
-from megatron_lite.checkpoint.manifest import RunState
+
+if TYPE_CHECKING:  # login nodes ask too, without torch
+    from megatron_lite.checkpoint.manifest import RunState
 
 # Prefixes of keys whose change is written to events.jsonl. What neither stands here nor is part of the identity is free.
 RECORDED = (
@@ -18,6 +20,7 @@ RECORDED = (
     "lr_scheduler.",
     "optimizer.",
 )
+RECORDED_OF_WEIGHTS = ("rope.", "rms_norm_eps")  # of the model section, where weights alone are taken
 
 
 def identity(config: RunConfig, rows_identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,6 +57,32 @@ def require_same_run(saved: RunState, wanted: Mapping[str, Any], *, folder: obje
             f"the data is not what {folder} was trained on: it had {_sources(old_data['sources'])}, now {_sources(new_data['sources'])}. "
             "Give the run its own data again, or choose another run.name (checkpoint.init_from takes the weights along)"
         )
+
+
+def require_same_meaning(origin: Mapping[str, Any], wanted: Mapping[str, Any], *, where: object) -> None:
+    """For weights alone, by model section and tokenizer hash. Raises ConfigError where `origin`'s, though of the right shapes, are for
+    heads cut otherwise or for ids of other tokens; old and new shown. What changes shapes is found in loading."""
+    was, will = _heads(origin["model"]), _heads(wanted["model"])
+    faults = [
+        Fault(f"model.{key}", will[key], f"{was[key]} as in {where}", f"set model.{key}={was[key]}") for key in was if was[key] != will[key]
+    ]
+    if origin["tokenizer_hash"] != wanted["tokenizer_hash"]:
+        fix = "build the data with `tokenizer: {type: pretrained, name_or_path: DIR}`, DIR being the data that the weights were trained on"
+        old, new = origin["tokenizer_hash"][:16], wanted["tokenizer_hash"][:16]
+        faults.append(Fault("the data's tokenizer", new, f"{old!r} as in {where}: the same id is another token", fix))
+    if faults:
+        raise ConfigError(faults)
+
+
+def changed_meaning(origin: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(key, old, new) of what may change for weights alone, as for longer rows, and changes what they compute at first."""
+    pairs = _differences(origin["model"], wanted["model"])
+    return [(f"model.{key}", before, after) for key, before, after in pairs if key.startswith(RECORDED_OF_WEIGHTS)]
+
+
+def _heads(model: Mapping[str, Any]) -> dict[str, int]:
+    heads = int(model["num_attention_heads"])
+    return {"num_attention_heads": heads, "num_key_value_heads": int(model["num_key_value_heads"] or heads)}
 
 
 def recorded_changes(saved: Mapping[str, Any], config: RunConfig) -> list[tuple[str, Any, Any]]:

@@ -60,6 +60,12 @@ class RunFolder:
         """status.json as it stands; empty where there is none."""
         return read_json(self.status_file)
 
+    def write_config(self, text: str) -> None:
+        """Keep the config of this attempt, in its own folder and as the run's."""
+        for path in (self.attempt_folder / "config.yaml", self.config):
+            with atomic_write(path) as file:
+                file.write(text.encode())
+
     def in_use(self) -> bool:
         """Whether a job is at the run now: it holds the lock on this host, or, on another, it touched the lock just now."""
         return self.lock.held_by_somebody() or (self.status().get("state") in LIVE_STATES and self.lock.touched_lately())

@@ -12,12 +12,13 @@ from typing import Any
 from data_pipeline.errors import ConfigError, Fault, RunInUseError
 from data_pipeline.loader import Dataset
 from launcher.config import RunConfig, load_config, with_vocabulary, world_faults
-from launcher.huggingface import require_fitting_weights
+from launcher.huggingface import huggingface_folder, require_fitting_weights
 from launcher.mixture import cap_faults
+from launcher.resume_policy import require_same_meaning
 from launcher.run_folder import RunFolder
 from launcher.saved_config import read_config
 from launcher.slurm.cluster import ClusterConfig
-from megatron_lite.checkpoint.committed import committed
+from megatron_lite.checkpoint.committed import committed, stored_state
 from megatron_lite.sizes import checkpoint_bytes
 
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
@@ -47,8 +48,19 @@ def check(path: Path, overrides: list[str], cluster: ClusterConfig) -> Checked:
     if faults:
         raise ConfigError(faults)
     require_fitting_weights(sized, datasets)
+    _require_same_meaning(sized, datasets[0], folder)
     notes = [*_node_notes(config, cluster), *_memory_notes(config)]
     return Checked(config, world, notes, _finished(config, status))
+
+
+def _require_same_meaning(config: RunConfig, dataset: Dataset, folder: RunFolder) -> None:
+    """Of the weights that a run without checkpoints will take from another of ours, where that has some already."""
+    source = config.checkpoint.init_from
+    if source is None or huggingface_folder(source) is not None or committed(folder.checkpoints):
+        return
+    if (origin := stored_state(Path(source))) is not None:
+        wanted = {"model": config.model.model_dump(mode="json"), "tokenizer_hash": dataset.tokenizer_hash}
+        require_same_meaning(origin, wanted, where=source)
 
 
 def _finished(config: RunConfig, status: Mapping[str, Any]) -> str:

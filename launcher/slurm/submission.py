@@ -96,9 +96,8 @@ def _git(*words: str) -> str:
 
 def remember(submission: Submission, environ: Mapping[str, str]) -> None:
     """Leave a note of which submission a job that was started by sbatch itself belongs to, for when it is requeued."""
-    path = _memory(environ)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(str(submission.folder.resolve()) + "\n", encoding="utf-8")
+    with atomic_write(_memory(environ)) as file:
+        file.write(f"{submission.folder.resolve()}\n".encode())
 
 
 def recall(environ: Mapping[str, str]) -> Submission | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.loader import Dataset, Phase, RowSource, batch_id, row_digest
+from megatron_lite.checkpoint.committed import stored_state
 from tests.integration.jobs import Workspace
 
 PLAIN = ("training.engine=torch", "parallel.zero_stage=0", "training.steps=4")
@@ -139,13 +140,21 @@ def test_resume_words(trained: Workspace) -> None:
 
 
 def test_init_from_takes_weights_alone(trained: Workspace, other_dataset: Path) -> None:
-    """Step 0, its own schedule, other data; the first held-out loss on the old data is the old run's last."""
+    """Step 0, its own schedule, other data; the first held-out loss on the old data is the old run's last. Another rotation is on
+    record; other heads of the same shapes are refused."""
     last = trained.metrics("a")[-1]
     code, output = trained.run(*PLAIN, "run.name=b", f"checkpoint.init_from={trained.path('a')}")
     assert code == 0 and "with the weights of" in output
     first = trained.metrics("b")[0]
     assert first["step"] == 0 and first["eval/loss"] == pytest.approx(last["eval/loss"], abs=1e-6)
-    assert trained.run(*PLAIN, "run.name=c", f"checkpoint.init_from={trained.path('a')}", f"data.path={other_dataset}")[0] == 0
+    start = (*PLAIN, "run.name=c", f"checkpoint.init_from={trained.path('a')}", f"data.path={other_dataset}")
+    code, output = trained.run(*start, "model.num_attention_heads=2", "model.num_key_value_heads=1")
+    assert code == 2 and "model.num_attention_heads: got 2, wanted 4 as in" in output
+    state = stored_state(trained.path("a"))  # what a login node sees of it
+    assert state is not None and state["step"] == 4 and state["model"]["num_attention_heads"] == 4
+    code, output = trained.run(*start, "model.rope.theta=5e5")
+    assert code == 0 and "the weights were trained with model.rope.theta 10000.0" in output
+    assert [(event["key"], event["old"], event["new"]) for event in trained.events("c", "changed")] == [("model.rope.theta", 1e4, 5e5)]
     code, output = trained.run(*PLAIN, "run.name=d", f"checkpoint.init_from={trained.path('a')}", "model.num_hidden_layers=3")
     assert code == 4 and "layers.2" in output
 

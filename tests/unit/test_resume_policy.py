@@ -12,7 +12,8 @@ from data_pipeline.schema import validate
 from launcher.checkpointing import Start
 from launcher.config import RunConfig
 from launcher.mixture import next_phases
-from launcher.resume_policy import identity, recorded_changes, require_same_run
+from launcher.resume_policy import changed_meaning, identity, recorded_changes, require_same_meaning, require_same_run
+from megatron_lite.checkpoint.huggingface.llama import LLAMA
 from megatron_lite.checkpoint.manifest import RunState
 
 ROWS = {"sources": [[{"name": "web", "hash": "a" * 64}]], "tokenizer_hash": "t" * 64}
@@ -54,6 +55,41 @@ def test_another_tokenizer_is_a_fault_and_other_tokens_are_other_data() -> None:
         require_same_run(
             state_of(config_of()), identity(config_of(), {**ROWS, "sources": [[{"name": "web", "hash": "b" * 64}]]}), folder="runs/x"
         )
+
+
+# Key -> another value. With the first ones tensors have other names or shapes, which loading finds.
+BY_SHAPE = {
+    "vocab_size": 301,
+    "hidden_size": 512,
+    "intermediate_size": 769,
+    "num_hidden_layers": 5,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+}
+REFUSED = {"num_attention_heads": 4, "num_key_value_heads": 2}
+RECORDED = {"rms_norm_eps": 1e-6, "rope.theta": 5e5}
+
+
+def test_weights_alone_keep_their_meaning() -> None:
+    """Of the keys that decide what weights compute, none slips through where shapes agree: refused, or on record. Nor do other tokens."""
+    assert {key.ours for key in LLAMA.keys if key.computes} == {*BY_SHAPE, *REFUSED, *RECORDED}
+    before = config_of(model={"num_key_value_heads": 4})
+    origin = state_of(before).identity()
+
+    def other(values: dict[str, Any], **rows: Any) -> dict[str, Any]:
+        return identity(config_of(model={"num_key_value_heads": 4, **values}), {**ROWS, **rows})
+
+    with pytest.raises(ConfigError, match=r"got 4, wanted 8 as in runs/a.*\n.*got 2, wanted 4 as in runs/a.*\n.*'tttttttttttttttt' as in"):
+        require_same_meaning(origin, other(REFUSED, tokenizer_hash="u" * 64), where="runs/a")
+    recorded = other({"rms_norm_eps": 1e-6, "rope": {"theta": 5e5}})
+    require_same_meaning(origin, recorded, where="runs/a")
+    assert changed_meaning(origin, recorded) == [("model.rms_norm_eps", 1e-5, 1e-6), ("model.rope.theta", 10000.0, 5e5)]
+    same = other(
+        {"hidden_dropout": 0.1, "max_position_embeddings": 4096, "init": {"std": 0.01}}, sources=[[{"name": "b", "hash": "b" * 64}]]
+    )
+    require_same_meaning(origin, same, where="runs/a")
+    assert changed_meaning(origin, same) == []
+    require_same_meaning(state_of(config_of()).identity(), other({"num_key_value_heads": 8}), where="runs/a")  # null is as many as heads
 
 
 FREE: list[tuple[str, dict[str, Any]]] = [

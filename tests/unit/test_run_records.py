@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.errors import ConfigError
+from launcher.checkpointing import saved_config
 from launcher.console import duration
 from launcher.devices import mfu, peak_flops
 from launcher.environment import Environment
@@ -48,6 +50,22 @@ def test_rewind_knows_what_was_evaluated(tmp_path: Path) -> None:
     events.close()
     assert metrics.evaluated(2) and not metrics.evaluated(1)
     assert metrics.series("eval/loss") == ([2], [3.0])
+
+
+def test_the_saved_config_is_whole_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that is cut off leaves the one before; a torn or empty file is a fault with what to do, not a traceback or changes that
+    nobody made."""
+    folder = RunFolder(tmp_path)
+    folder.write_config("run: {name: a}\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("data_pipeline.storage.os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError("killed here")))
+        with pytest.raises(OSError, match="killed here"):
+            folder.write_config("run: {name: b}\n")
+    assert saved_config(folder) == {"run": {"name": "a"}} and len(list(tmp_path.iterdir())) == 2
+    for torn in ("run: {name: a", ""):
+        folder.config.write_text(torn)
+        with pytest.raises(ConfigError, match=r"config\.yaml.*put a copy back"):
+            saved_config(folder)
 
 
 @pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (710.0, math.inf), (1e4, math.inf), (math.inf, math.inf)])

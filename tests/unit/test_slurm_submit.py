@@ -115,6 +115,21 @@ def test_faults_are_named_before_the_queue(folder: Path, monkeypatch: pytest.Mon
         check_tools()
 
 
+def test_weights_of_other_heads_or_tokens_do_not_wait_in_a_queue(folder: Path) -> None:
+    """As their manifest says; where there is none yet, another job will have made it by then."""
+    assert check(folder / "run.yaml", ["checkpoint.init_from=runs/b"], ClusterConfig()).world == 1
+    state = {"model": {**SMALL, "num_attention_heads": 2, "num_key_value_heads": None}, "tokenizer_hash": "f" * 64}
+    saved = folder / "runs" / "b" / "checkpoints" / "step_00000004"
+    saved.mkdir(parents=True)
+    (saved / "manifest.json").write_text(json.dumps({"state": state}))
+    for source in ("runs/b", str(saved)):
+        with pytest.raises(ConfigError) as error:
+            check(folder / "run.yaml", [f"checkpoint.init_from={source}"], ClusterConfig())
+        assert [fault.field for fault in error.value.faults] == [
+            "model.num_attention_heads", "model.num_key_value_heads", "the data's tokenizer"
+        ]  # fmt: skip
+
+
 def test_faults_of_run_and_cluster_are_named_together(folder: Path) -> None:
     with pytest.raises(ConfigError) as error:
         submit(["run.yaml", "optimizer.lrr=1", "cluster.nodez=2", "cluster.gpus_per_node=-1"], by="sbatch", usage="")
@@ -158,7 +173,9 @@ def test_room_is_asked_for_every_checkpoint_that_stays(folder: Path, monkeypatch
     datasets = checks.Dataset.open("data")
     one = checks.checkpoint_bytes(size.model_copy(update={"vocab_size": datasets.vocab_size}))
     usage = namedtuple("usage", "total used free")
-    words = ["checkpoint.keep_last=1", "checkpoint.keep_every_steps=2"]  # 7 and 8 of 8 steps, and 2, 4, 6: five, of which two are there
+    words = [
+        "checkpoint={interval_steps: 2, keep_last: 1, keep_every_steps: 2}"
+    ]  # 7 and 8 of 8 steps, and 2, 4, 6: five, of which two are there
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage(1, 1, 3 * one))
     check(folder / "run.yaml", words, ClusterConfig())
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage(1, 1, 3 * one - 1))
