@@ -22,6 +22,7 @@ from megatron_lite.config import (
     ParallelConfig,
     SchedulerConfig,
     TrainingConfig,
+    checkpoint_faults,
     layout_faults,
     scheduler_faults,
 )
@@ -222,6 +223,8 @@ def _faults_across(sections: Mapping[str, Any], world_size: int | None) -> list[
         faults += layout_faults(model, parallel, training, world_size=parallel.tp if world_size is None else world_size)
     if training and scheduler:
         faults += scheduler_faults(scheduler, training)
+    if checkpoint := part(CheckpointConfig, "checkpoint"):
+        faults += checkpoint_faults(checkpoint)
     if training and optimizer and parallel and isinstance(more, Mapping):
         faults += _deepspeed_faults(training, optimizer, parallel, dict(more), world_size=world_size)
     return [fault for fault in faults if not wrong & set(re.findall(r"\w+", str(fault)))]

@@ -113,7 +113,7 @@ class TrainingConfig(Section):
     """How long, how much at once, in which precision."""
 
     steps: int | None = Field(None, gt=0)  # optimizer updates of the whole run; or give tokens
-    tokens: int | None = Field(None, gt=0)  # instead of steps: rounded up to whole steps
+    tokens: int | None = Field(None, gt=0)  # instead of steps: rows times sequence_length, padding counts; rounded up to whole steps
     sequence_length: int = Field(256, gt=0)  # targets a row
     global_batch_size: int = Field(16, gt=0)  # sequences an optimizer step, over all ranks and micro-batches
     micro_batch_size: int | Literal["auto"] = "auto"  # sequences a forward pass on one data-parallel rank
@@ -135,7 +135,9 @@ class TrainingConfig(Section):
     @model_validator(mode="after")
     def _length(self) -> TrainingConfig:
         if (self.steps is None) == (self.tokens is None):
-            raise ValueError("exactly one of steps and tokens | set training.steps (updates) or training.tokens (targets)")
+            raise ValueError(
+                "exactly one of steps and tokens | set training.steps (updates) or training.tokens (rows times sequence_length)"
+            )
         return self
 
     @property
@@ -175,11 +177,11 @@ class OptimizerConfig(Section):
 
 
 class SchedulerConfig(Section):
-    """Learning rate over the run: linear warm-up, then the named shape down to min_lr_ratio * lr."""
+    """Learning rate over the run: linear warm-up, then the named shape; cosine and linear go down to min_lr_ratio * lr."""
 
-    name: Literal["cosine", "linear", "constant"] = "cosine"  # the shape from the peak down
+    name: Literal["cosine", "linear", "constant"] = "cosine"  # the shape from the peak down; constant stays there
     warmup_steps: int = Field(0, ge=0)  # updates up to the peak
-    min_lr_ratio: float = Field(0.1, ge=0, le=1)  # the last learning rate as a share of the peak
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)  # cosine, linear: the last learning rate as a share of the peak
 
 
 class CheckpointConfig(Section):
@@ -188,7 +190,7 @@ class CheckpointConfig(Section):
     interval_steps: int | None = Field(50, gt=0)  # always also at the end and when asked to stop
     interval_minutes: float | None = Field(None, gt=0)  # as well, or instead with interval_steps null
     keep_last: int = Field(2, ge=1)  # the newest so many stay
-    keep_every_steps: int | None = Field(None, gt=0)  # multiples of this stay for ever
+    keep_every_steps: int | None = Field(None, gt=0)  # multiples of this stay for ever; a multiple of interval_steps
     resume: str = "auto"  # auto | never | a checkpoint folder that seeds an empty run folder
     allow_fallback: bool = False  # a damaged newest checkpoint: go on from an older good one, and say so
     init_from: str | None = None  # weights alone, from a run, a checkpoint folder, or hf:DIR, a folder of transformers' format
@@ -318,6 +320,24 @@ def scheduler_faults(scheduler: SchedulerConfig, training: TrainingConfig) -> li
             )
         ]
     return []
+
+
+def checkpoint_faults(checkpoint: CheckpointConfig) -> list[Fault]:
+    """Keys that would do nothing beside others: steps to keep that are never saved, or by chance only; a second place to start from."""
+    faults: list[Fault] = []
+    every, often = checkpoint.keep_every_steps, checkpoint.interval_steps
+    if every is not None and (often is None or every % often):
+        want = (
+            f"a multiple of checkpoint.interval_steps ({often})"
+            if often
+            else "a checkpoint.interval_steps with which these steps are saved"
+        )
+        fix = f"use {_nearest_multiples(every, often)}" if often else f"set it to a divisor of {every}"
+        faults.append(Fault("checkpoint.keep_every_steps", every, want, fix))
+    if checkpoint.init_from is not None and checkpoint.resume not in ("auto", "never"):
+        fix = "resume goes on from there, optimizer and step included, init_from takes weights alone: remove one of them"
+        faults.append(Fault("checkpoint.init_from", checkpoint.init_from, f"null beside checkpoint.resume: {checkpoint.resume}", fix))
+    return faults
 
 
 def _nearest_divisors(number: int, wanted: int) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.errors import ConfigError, Fault
 from data_pipeline.schema import Section, apply_override, read_yaml, validate
@@ -61,6 +61,12 @@ class ClusterConfig(Section):
         if any(not word.startswith("--") for word in value):
             raise ValueError("long options, each in one word | for example --mail-type=END")
         return value
+
+    @model_validator(mode="after")
+    def _type_of_some(self) -> ClusterConfig:
+        if self.gpu_type is not None and self.gpus_per_node == 0:
+            raise ValueError(f"gpus_per_node of 1 or more beside gpu_type | without GPUs no {self.gpu_type} is asked for")
+        return self
 
     @property
     def node_range(self) -> tuple[int, int]:

@@ -23,7 +23,6 @@ TUNABLE = frozenset(
         for key in (
             "reduce_bucket_size",
             "allgather_bucket_size",
-            "allgather_partitions",
             "reduce_scatter",
             "overlap_comm",
             "contiguous_gradients",
@@ -41,11 +40,10 @@ TUNABLE = frozenset(
             "enable_sanity_checks",
         )
     ]
-    + ["comms_logger", "flops_profiler", "tensorboard", "csv_monitor", "log_level"]
-    + ["steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state"]
+    + ["flops_profiler", "tensorboard", "csv_monitor", "log_level", "wall_clock_breakdown", "memory_breakdown"]
 )
 
-# What people bring from other projects, and where it is said here.
+# What people bring from other projects, and where it is said here, or why it would change nothing.
 ELSEWHERE = {
     "optimizer": "say it in the optimizer section",
     "scheduler": "say it in the lr_scheduler section",
@@ -54,6 +52,10 @@ ELSEWHERE = {
     "torch_autocast": "set training.precision",
     "activation_checkpointing": "set training.activation_checkpointing",
     "wandb": "set logging.wandb",
+    "steps_per_print": "remove it: set logging.interval_steps; DeepSpeed's own lines are not shown",
+    "dump_state": "remove it: it shows nothing here; the resolved configs are config.yaml and deepspeed.json of the run",
+    "comms_logger": "remove it: its summary is never printed here; mlite plan counts the bytes of every collective",
+    "zero_optimization.allgather_partitions": "remove it: DeepSpeed 0.19 reads it nowhere",
     "checkpoint": "set the checkpoint section; DeepSpeed's own checkpoints are not written",
     "zero_optimization.offload_optimizer": "remove it: offloaded partitions can't be written to checkpoints",
     "zero_optimization.offload_param": "remove it: offloaded partitions can't be written to checkpoints",

@@ -1,7 +1,7 @@
 """The learning rate as a pure function of the update's number: nothing to save, nothing to restore.
 
 Updates are counted from 1. The first has a learning rate above zero, the last update of the warm-up has the peak, and the
-run's last update has min_lr_ratio * peak.
+run's last update has min_lr_ratio * peak; the constant shape keeps the peak.
 """
 
 from __future__ import annotations

@@ -75,6 +75,10 @@ def test_owned_keys_that_differ_name_ours_all_at_once() -> None:
         ({"sparse_attention": {"mode": "fixed"}}, "valid keys"),
         ({"bf16": {"bf16_master_weights_and_grads": True}}, "a key that may be set here"),
         ({"zero_optimization": {"zero_hpz_partition_size": 2}}, "a key that may be set here"),
+        ({"steps_per_print": 10}, "logging.interval_steps"),  # these four would change and show nothing
+        ({"dump_state": True}, "config.yaml and deepspeed.json"),
+        ({"comms_logger": {"enabled": True}}, "mlite plan"),
+        ({"zero_optimization": {"allgather_partitions": True}}, "reads it nowhere"),
     ],
 )
 def test_keys_that_do_not_belong_are_refused(overrides: dict, says: str) -> None:

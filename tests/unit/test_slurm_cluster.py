@@ -55,6 +55,8 @@ def test_mistakes_are_named_all_at_once() -> None:
         load_cluster(["cluster.nodes=4-2", "cluster.partion=gpu", "cluster.sbatch_args=[-x]"], root=ROOT)
     text = str(error.value)
     assert len(error.value.faults) == 3 and "did you mean cluster.partition?" in text.replace("mean partition", "mean cluster.partition")
+    with pytest.raises(ConfigError, match="gpus_per_node of 1 or more beside gpu_type"):
+        load_cluster(["cluster.gpu_type=h100"], root=ROOT)  # it would ask for none
     with pytest.raises(ConfigError, match=r"default, h100"):
         load_cluster(["cluster=h200"], root=ROOT)
 
