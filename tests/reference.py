@@ -196,7 +196,7 @@ def train(
         beta1, beta2 = optimizer.betas
         for name, master in masters.items():
             gradient = gradients[name] * clip
-            decays = master.dim() > 1 and (optimizer.decay_embeddings or name != "embedding.weight")
+            decays = master.dim() > 1 and (optimizer.decay_embeddings or name not in ("embedding.weight", "lm_head.weight"))
             master *= 1 - lr * (optimizer.weight_decay if decays else 0.0)
             first[name] = beta1 * first[name] + (1 - beta1) * gradient
             second[name] = beta2 * second[name] + (1 - beta2) * gradient.square()

@@ -59,7 +59,7 @@ def test_goes_on_under_another_layout(
     workspace: Workspace, first: tuple[str, ...], first_world: int, second: tuple[str, ...], second_world: int
 ) -> None:
     """Half a run under one layout, half under another: within 1e-4 of one plain process, same batches, same learning rates
-    (B033, B037, B039, B081, B082, B154)."""
+    (B033, B037, B039, B077, B078, B081, B082, B154)."""
     assert workspace.run(*PLAIN, "run.name=plain")[0] == 0
     code, output = workspace.run(*first, "run.name=moved", world=first_world, fault="kill:7")
     assert code != 0, output

@@ -77,7 +77,7 @@ def fake_loss_of(rows: RowSource, number: int) -> tuple[float, int]:
 
 
 def test_every_rank_makes_the_same_number_of_passes(rows: RowSource) -> None:
-    """Unequal numbers of forwards hang ZeRO stage 3."""
+    """Unequal numbers of forwards hang ZeRO stage 3 (B042)."""
     for dp, size, limit in ((2, 3, 7), (3, 2, 4), (4, 1, 5)):
         passes = []
         for rank in range(dp):

@@ -21,7 +21,7 @@ def vector(values: list[float], *, cut: bool = False) -> tuple[ShardSpec, torch.
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("decay_embeddings", [False, True])
 def test_B080_every_parameter_is_in_exactly_one_group(tied: bool, decay_embeddings: bool) -> None:
-    """B080: norm gains never decay, matrices do, the input embedding as asked; nothing is left out or twice in."""
+    """B080: norm gains never decay, matrices do, the embedding and the head as asked; nothing is left out or twice in."""
     config = ModelConfig(
         vocab_size=11, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, tie_word_embeddings=tied
     )
@@ -30,7 +30,7 @@ def test_B080_every_parameter_is_in_exactly_one_group(tied: bool, decay_embeddin
     rates = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
     assert sum(len(group["params"]) for group in groups) == len(rates) == len(list(model.parameters()))
     for name, parameter in model.named_parameters():
-        plain = name.endswith("norm.weight") or (name == "embedding.weight" and not decay_embeddings)
+        plain = name.endswith("norm.weight") or (name in ("embedding.weight", "lm_head.weight") and not decay_embeddings)
         assert rates[id(parameter)] == (0.0 if plain else 0.3), name
 
 
