@@ -208,6 +208,7 @@ class Job:
             samples=start.samples,
             checkpoint=str(start.path or start.weights or ""),
             layout={"world": self.groups.world.size, "dp": self.groups.dp.size, **config.parallel.model_dump()},
+            device=self.device.type,
             moved_metrics=moved,
         )
         recorder.event("mixture", step=start.step, phases=phases, sources=mixture)

@@ -83,6 +83,14 @@ class RunFolder:
             status.update(state=state, code=code, attempt=self.attempt, time=time.time())
             write_json(self.status_file, status)
 
+    def refuse(self, environment: Environment, *, code: int, message: str) -> None:
+        """An attempt that ended before it could begin: its own number, and in status.json why. Raises RunInUseError and OSError."""
+        self.begin(environment)
+        try:
+            self.write_status("failed", code=code, message=message)
+        finally:
+            self.lock.release()
+
     def require_checkpoints_that_were_saved(self, newest: int | None) -> None:
         """A folder whose status names a saved step must still have it, or training would begin again unasked."""
         saved = self.status().get("checkpoint")

@@ -66,8 +66,7 @@ def refuse(error: MegatronLiteError, environment: Environment, folder: RunFolder
     ours = environment.rank == 0 and folder is not None and not isinstance(error, RunInUseError)
     if ours and folder is not None and folder.status_file.exists() and not folder.lock.held_by_somebody():
         try:
-            folder.begin(environment)
-            folder.write_status("failed", code=error.exit_code, message=str(error))
+            folder.refuse(environment, code=error.exit_code, message=str(error))
         except (MegatronLiteError, OSError) as second:
             show(f"{folder.status_file} was not updated: {second}", error=True)
     return error.exit_code

@@ -18,9 +18,12 @@ from launcher.metrics import JsonLines, Metrics
 from launcher.mixture import cap_faults, expected_mixture
 from launcher.plan import ALLOCATOR_SHARE, PROCESS_BYTES, Limit, RunPlan, parse_bytes, plan_run, require_fit, show_bytes
 from launcher.run_folder import RunFolder
+from launcher.saved_config import read_config
 from megatron_lite.memory import PARTS
+from megatron_lite.sizes import flops_per_token
 
 USAGE = "Usage: mlite plan CONFIG [section.key=value ...]"
+ARITHMETIC = ("precision", "compile", "tf32", "deterministic", "activation_checkpointing")  # of training: FLOPs don't tell their cost
 MEANING = {
     "weights": "what forward uses",
     "gradients": "what backward leaves",
@@ -54,7 +57,7 @@ def plan_config(
     plan = plan_run(config, world=ranks, device_type=device_type)
     mixture = known_mixture(config)
     limit = Limit(parse_bytes(memory), "--memory") if memory else memory_here(device_type, ranks if not world else None)
-    speed, speed_source = (rate, "--rate") if rate else measured_rate(config, world=ranks)
+    speed, speed_source = (rate, "--rate") if rate else measured_rate(config, world=ranks, device_type=device_type)
     if as_json:
         record = {
             **plan.to_json(),
@@ -110,21 +113,38 @@ def memory_here(device_type: str, ranks: int | None) -> Limit | None:
     return Limit(total // ranks, f"this machine's {show_bytes(total)} over {ranks} processes" if ranks > 1 else "this machine's memory")
 
 
-def measured_rate(config: RunConfig, *, world: int) -> tuple[float | None, str]:
-    """Tokens per second of the whole world, from the run folder's metrics, if there is a run: (rate, where it is from)."""
+def measured_rate(config: RunConfig, *, world: int, device_type: str) -> tuple[float | None, str]:
+    """Tokens per second of the whole world, from the last attempt in the run folder, if there is one: (rate, where it is from), or
+    (None, why not). Another model or sequence length counts by its FLOPs a token; another kind of arithmetic can't be counted."""
     folder = RunFolder(config.run.folder)
-    if not folder.metrics.is_file():
-        return None, ""
-    _, rates = Metrics(folder.metrics).series("tokens_per_second")
-    if not rates:
+    if not folder.metrics.is_file() or not folder.config.is_file():
         return None, ""
     events = [event for _, event in JsonLines(folder.events).lines() if event is not None]
-    worlds = [event["layout"]["world"] for event in events if event.get("event") == "started" and "layout" in event]
-    before = worlds[-1] if worlds else world
+    started: dict[str, Any] = next((event for event in reversed(events) if event.get("event") == "started" and "layout" in event), {})
+    steps, rates = Metrics(folder.metrics).series("tokens_per_second")
+    rates = [rate for step, rate in zip(steps, rates) if step > started.get("step", 0)]
+    if not started or not rates:
+        return None, ""
+    try:
+        before = read_config(folder.path)
+    except ConfigError:
+        return None, f"{folder.config} is not of this version"
+    others = [f"training.{key}={getattr(before.training, key)}" for key in ARITHMETIC if _differ(before, config, key)]
+    others += [] if started.get("device") == device_type else [f"on {started.get('device', 'an unknown device')}"]
+    if others:
+        return None, f"{folder.path} ran {', '.join(others)}"
     rate, source = statistics.median(rates[-50:]), f"measured in {folder.path}"
-    if before != world:
-        return rate * world / before, f"{source} on {before} ranks, taken to grow with them"
+    theirs, ours = (flops_per_token(each.model, each.training.sequence_length) for each in (before, config))
+    ranks = started["layout"]["world"]
+    if theirs != ours:
+        rate, source = rate * theirs / ours, f"{source} at {theirs:.3g} FLOPs a token, here {ours:.3g}: taken to go by them"
+    if ranks != world:
+        rate, source = rate * world / ranks, f"{source}; on {ranks} ranks, taken to grow with them"
     return rate, source
+
+
+def _differ(one: RunConfig, other: RunConfig, key: str) -> bool:
+    return bool(getattr(one.training, key) != getattr(other.training, key))
 
 
 # ---------------------------------------------------------------------------------------------------------------- in words
@@ -170,7 +190,8 @@ def describe(config: RunConfig, plan: RunPlan, limit: Limit | None) -> str:
 
 def describe_time(plan: RunPlan, speed: float | None, source: str) -> str:
     if not speed:
-        return "time: no rate known; give --rate TOKENS_PER_SECOND, or run some steps and plan again"
+        why = f" ({source})" if source else ""
+        return f"time: no rate known{why}; give --rate TOKENS_PER_SECOND, or run some steps and plan again"
     found = plan.time(speed)
     return (
         f"time at {speed:,.0f} tokens/s ({source}): {found['step_time_s']:.3g} s a step, {found['tokens_a_day']:.3g} tokens a day, "

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.environment import task_counts
+from launcher.environment import first_node, task_counts
 
 PORTS = range(15000, 32768)  # below what kernels give out by themselves
 
@@ -25,6 +25,7 @@ class Allocation:
     nodes: int
     ranks: tuple[int, ...]  # by node
     cpus_per_rank: int | None
+    gpus: int = 0  # of this node
 
     @property
     def world(self) -> int:
@@ -43,11 +44,11 @@ def read_allocation(environ: Mapping[str, str], *, ranks_per_node: int | None = 
     node has one task and several GPUs, one rank a GPU, which share the task's cores."""
     nodes = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1)
     cpus = int(environ["SLURM_CPUS_PER_TASK"]) if environ.get("SLURM_CPUS_PER_TASK", "").isdigit() else None
+    gpus = _gpus_on_node(environ)
     if ranks_per_node is not None:
         ranks, cpus = [ranks_per_node] * nodes, cpus_per_rank
     else:
-        ranks = _tasks(environ, nodes)
-        gpus = _gpus_on_node(environ)
+        ranks = tasks_by_node(environ, nodes=nodes)
         if gpus > 1 and set(ranks) == {1}:
             ranks = [gpus] * nodes
             cpus = max(1, cpus // gpus) if cpus else None
@@ -57,11 +58,12 @@ def read_allocation(environ: Mapping[str, str], *, ranks_per_node: int | None = 
         nodes=nodes,
         ranks=tuple(ranks),
         cpus_per_rank=cpus,
+        gpus=gpus,
     )
 
 
-def _tasks(environ: Mapping[str, str], nodes: int) -> list[int]:
-    """Tasks by node. SLURM_TASKS_PER_NODE counts CPUs where nobody asked for tasks: then it is one a node."""
+def tasks_by_node(environ: Mapping[str, str], *, nodes: int) -> list[int]:
+    """The tasks that were asked for. SLURM_TASKS_PER_NODE counts CPUs where nobody asked for tasks: then it is one a node."""
     asked = environ.get("SLURM_NTASKS_PER_NODE", "")
     if asked.isdigit():
         return [int(asked)] * nodes
@@ -71,7 +73,7 @@ def _tasks(environ: Mapping[str, str], nodes: int) -> list[int]:
 
 
 def _gpus_on_node(environ: Mapping[str, str]) -> int:
-    """GPUs on this node: SLURM_GPUS_ON_NODE, else the devices that CUDA is allowed."""
+    """GPUs of the job on this node: SLURM_GPUS_ON_NODE, else their numbers in SLURM_JOB_GPUS."""
     count = environ.get("SLURM_GPUS_ON_NODE", "")
     if count.isdigit():
         return int(count)
@@ -80,14 +82,19 @@ def _gpus_on_node(environ: Mapping[str, str]) -> int:
 
 
 @contextmanager
-def held_port(environ: Mapping[str, str], *, start: int) -> Iterator[int]:
-    """A port on this node, where rank 0 will be, that no other job of ours takes from now on; MASTER_PORT where that is set.
+def held_port(environ: Mapping[str, str], *, start: int) -> Iterator[int | None]:
+    """A port on this node, where rank 0 will be, that no other job of ours takes from now on; MASTER_PORT where that is set; None
+    where rank 0 will be elsewhere, as in a shell of salloc's: the ranks then choose by the numbers of job and step.
 
     It is bound here without sharing, so whoever tries it first meets a conflict and goes to the next; only then is sharing
     allowed, and since nobody listens here, the first rank can bind and listen on it.
     """
     if environ.get("MASTER_PORT"):
         yield int(environ["MASTER_PORT"])
+        return
+    nodes = environ.get("SLURM_JOB_NODELIST")
+    if nodes and environ.get("SLURMD_NODENAME") != first_node(nodes):
+        yield None
         return
     holder, port = _bind(start)
     try:

@@ -9,10 +9,11 @@ import time
 from collections.abc import Mapping
 from types import FrameType
 
-from data_pipeline.errors import ConfigError, RunInUseError
+from data_pipeline.errors import ConfigError, MegatronLiteError, RunInUseError
 from data_pipeline.loader import Dataset
 from launcher.config import RunConfig
 from launcher.console import show
+from launcher.environment import Environment
 from launcher.metrics import last_rates
 from launcher.run_folder import RunFolder, read_json
 from launcher.slurm.allocation import Allocation, ended_by, held_port, limit_s, read_allocation, seconds_left, show_job
@@ -29,12 +30,13 @@ FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE",
 
 
 class StopSignal:
-    """A request to stop that came to the job's own process."""
+    """A request to stop that came to the job's own process, also while it loaded: pretrain.sh has held it back until now."""
 
     def __init__(self, *, already: bool) -> None:
         self.asked = already
         for number in SIGNALS:
             signal.signal(number, self._hear)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
@@ -44,16 +46,23 @@ def run_attempt(submission: Submission, environ: Mapping[str, str]) -> Decision:
     """Train until the run ends or must stop, then requeue, or queue the next job, or neither. Raises ConfigError where the layout
     does not fit what Slurm gave, and DataError: both end the chain."""
     stop = StopSignal(already=bool(environ.get("MLITE_STOPPED_EARLY")))
-    cluster = submission.cluster()
-    allocation = _allocation_for(submission, cluster, environ)
-    config = _config_for(submission, allocation)
-    for source in config.data.mixture:
-        Dataset.open(source.path)
+    try:
+        cluster = submission.cluster()
+        allocation = _allocation_for(submission, cluster, environ)
+        config = _config_for(submission, allocation)
+        for source in config.data.mixture:
+            Dataset.open(source.path)
+    except Exception as error:
+        code = error.exit_code if isinstance(error, MegatronLiteError) else 1
+        _write_down(submission, environ, code=code, why=f"not started again: {error}")
+        raise
     folder, job = RunFolder(config.run.folder), show_job(allocation.job_id)
     checkpoint = newest_step(folder.checkpoints)
     before = submission.chain.attempts()
     if stuck(before, checkpoint):
-        return Decision("end", 1, f"{len(before)} attempts, and the last ones brought no new checkpoint: not started again")
+        why = f"{len(before)} attempts, and the last ones brought no new checkpoint: not started again"
+        _write_down(submission, environ, code=1, why=why)
+        return Decision("end", 1, why)
     submission.chain.add(Attempt(allocation.job_id, allocation.restart, checkpoint, allocation.nodes, allocation.world))
     attempt_before = folder.status().get("attempt", 0)
     show(f"job {allocation.job_id}, start {allocation.restart + 1}: {allocation.world} ranks on {allocation.nodes} nodes, {folder.path}")
@@ -73,14 +82,28 @@ def run_attempt(submission: Submission, environ: Mapping[str, str]) -> Decision:
     )
     submission.note(last=decision.why)
     _show_failure(folder, since=attempt_before)
-    return _go_on(decision, submission, allocation, job) if decision.action == "again" else decision
+    if decision.action == "again":
+        decision = _go_on(decision, submission, allocation, job)
+        if decision.action == "end":
+            submission.note(last=decision.why)
+    return decision
+
+
+def _write_down(submission: Submission, environ: Mapping[str, str], *, code: int, why: str) -> None:
+    """For mlite status, an end before any rank could say so itself."""
+    submission.note(last=why)
+    run = submission.folder.resolve().parent.parent
+    try:
+        RunFolder(run).refuse(Environment(job_id=environ.get("SLURM_JOB_ID")), code=code, message=why)
+    except (MegatronLiteError, OSError) as error:
+        show(f"{run / 'status.json'} was not updated: {error}", error=True)
 
 
 def _allocation_for(submission: Submission, cluster: ClusterConfig, environ: Mapping[str, str]) -> Allocation:
     """Where sbatch was asked for no number of tasks, the cluster's file says how many ranks a node has."""
-    if "ntasks-per-node" in submission.record()["options"]:
+    if {"ntasks-per-node", "ntasks"} & set(submission.record()["options"]):
         return read_allocation(environ)
-    return read_allocation(environ, ranks_per_node=cluster.ranks_per_node, cpus_per_rank=cluster.cpus_per_task)
+    return read_allocation(environ, ranks_per_node=cluster.ranks_per_node, cpus_per_rank=cluster.cpus_per_rank)
 
 
 def _config_for(submission: Submission, allocation: Allocation) -> RunConfig:
@@ -110,7 +133,7 @@ def _train(
     """Start the ranks and wait for them; srun's exit code."""
     with held_port(environ, start=int(allocation.job_id)) as port:
         environment = {name: value for name, value in environ.items() if name not in FOREIGN}
-        environment.update(MASTER_PORT=str(port), PYTHONUNBUFFERED="1")
+        environment.update(PYTHONUNBUFFERED="1", **({"MASTER_PORT": str(port)} if port else {}))
         if allocation.cpus_per_rank:
             environment.setdefault("OMP_NUM_THREADS", str(allocation.cpus_per_rank))
         command = srun_command(submission, config, cluster, allocation)
@@ -135,8 +158,10 @@ def srun_command(submission: Submission, config: RunConfig, cluster: ClusterConf
         script=ROOT / "launcher" / "train.py",
         arguments=["--config", str(submission.config)],
         folders=folders,
+        has_gpus=allocation.gpus > 0,
     )
-    flags = ["--kill-on-bad-exit=1", "--label", *container_flags(cluster, folders=folders), *cluster.srun_args]
+    # ranks get this process's environment, also where a site has sbatch export nothing, which srun would follow
+    flags = ["--kill-on-bad-exit=1", "--label", "--export=ALL", *container_flags(cluster, folders=folders), *cluster.srun_args]
     return ["srun", *allocation.srun_flags, *flags, *ranks]
 
 
@@ -188,7 +213,14 @@ def _go_on(decision: Decision, submission: Submission, allocation: Allocation, j
             return Decision("leave", 75, f"{decision.why}: requeued")  # the sooner this process ends, the sooner the job is free to start
         if ended_by(show_job(allocation.job_id)) == "slurm":
             return Decision("leave", 75, f"{decision.why}; Slurm has begun to end this job itself")
-        show(f"Slurm does not requeue this job ({answer.stderr.strip()}); the next one waits for its end")
+        show(f"Slurm does not requeue this job ({answer.stderr.strip()})")
+    if lost := submission.record().get("lost"):
+        return Decision(
+            "end",
+            75,
+            f"{decision.why}; Slurm does not requeue this job, and a next one can't be asked for as this one was ({'; '.join(lost)}): "
+            "give the same command to go on",
+        )
     try:
         following = queue(submission, after=allocation.job_id)
     except ConfigError as error:

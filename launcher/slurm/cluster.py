@@ -80,6 +80,12 @@ class ClusterConfig(Section):
         tasks = self.tasks_per_node or max(1, self.gpus_per_node)
         return self.gpus_per_node if tasks == 1 and self.gpus_per_node > 1 else tasks
 
+    @property
+    def cpus_per_rank(self) -> int | None:
+        """A task's CPUs, shared out where it stands for several ranks."""
+        tasks = self.tasks_per_node or max(1, self.gpus_per_node)
+        return max(1, self.cpus_per_task * tasks // self.ranks_per_node) if self.cpus_per_task else None
+
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
@@ -121,7 +127,7 @@ def sbatch_options(cluster: ClusterConfig) -> dict[str, str | bool]:
         "nodes": cluster.nodes,
         "ntasks-per-node": tasks if fewest == most else None,
         "cpus-per-task": cluster.cpus_per_task if fewest == most else None,
-        "mincpus": cluster.ranks_per_node * (cluster.cpus_per_task or 1) if fewest < most else None,
+        "mincpus": max(cluster.ranks_per_node, tasks * (cluster.cpus_per_task or 1)) if fewest < most else None,
         "gres": gpus if cluster.gpus_per_node else None,
         "mem": cluster.memory,
         "time": cluster.time,
@@ -140,8 +146,11 @@ def to_flags(options: dict[str, str | bool]) -> list[str]:
     return [f"--{key}" if value is True else f"--{key}={value}" for key, value in options.items()]
 
 
-def rank_command(cluster: ClusterConfig, *, python: str, script: Path, arguments: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """What srun starts as a rank: python itself, or python in the container with `folders` mounted at their own places."""
+def rank_command(
+    cluster: ClusterConfig, *, python: str, script: Path, arguments: Sequence[str], folders: Sequence[Path], has_gpus: bool = False
+) -> list[str]:
+    """What srun starts as a rank: python itself, or python in the container with `folders` mounted at their own places. With `has_gpus`
+    the node has some, whether or not the cluster's file asked for them."""
     container = cluster.container
     if container is None:
         return [python, str(script), *arguments]
@@ -149,7 +158,7 @@ def rank_command(cluster: ClusterConfig, *, python: str, script: Path, arguments
     if container.runtime == "pyxis":
         return inner
     binds = [word for mount in (*(f"{folder}:{folder}" for folder in folders), *container.mounts) for word in ("--bind", mount)]
-    gpus = ["--nv"] if cluster.gpus_per_node else []
+    gpus = ["--nv"] if cluster.gpus_per_node or has_gpus else []
     return ["apptainer", "exec", *gpus, *binds, "--pwd", str(folders[0]), container.image, *inner]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from data_pipeline.errors import ConfigError, Fault
 from data_pipeline.schema import read_yaml, validate
 from data_pipeline.storage import atomic_write
 from launcher.config import RunConfig, load_config
+from launcher.huggingface import huggingface_folder
 from launcher.slurm.chain import Chain
 from launcher.slurm.cluster import ClusterConfig
 
@@ -39,6 +39,11 @@ class Submission:
     @property
     def setup(self) -> Path:
         return self.folder / "setup.sh"
+
+    @property
+    def python(self) -> Path:
+        """A file that names the interpreter, for pretrain.sh."""
+        return self.folder / "python"
 
     def cluster(self) -> ClusterConfig:
         return validate(ClusterConfig, read_yaml(self.folder / "cluster.yaml"), prefix="cluster")
@@ -70,6 +75,7 @@ def freeze(config: RunConfig, cluster: ClusterConfig, **record: Any) -> Submissi
     (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     (folder / "cluster.yaml").write_text(cluster.to_yaml(), encoding="utf-8")
     submission = Submission(folder)
+    submission.python.write_text(sys.executable + "\n", encoding="utf-8")
     if cluster.setup:
         submission.setup.write_text("\n".join(cluster.setup) + "\n", encoding="utf-8")
     commit, diff = _git("rev-parse", "HEAD").strip(), _git("diff", "HEAD")
@@ -112,32 +118,14 @@ def recall(environ: Mapping[str, str]) -> Submission | None:
 
 def _memory(environ: Mapping[str, str]) -> Path:
     name = f"{environ.get('SLURM_CLUSTER_NAME', 'slurm')}-{environ['SLURM_JOB_ID']}"
-    return Path(environ.get("SLURM_SUBMIT_DIR", os.curdir)) / "runs" / ".slurm" / name
-
-
-def options_of(job: Mapping[str, str], *, tasks_per_node: int) -> dict[str, str | bool]:
-    """sbatch's options that ask for what this job has, from `scontrol show job`: for a next job after one that was started by
-    sbatch with options of its own."""
-    features, gres = job.get("Features", "(null)"), job.get("TresPerNode", "(null)")
-    options: dict[str, str | bool] = {
-        "nodes": job.get("NumNodes", "1").partition("-")[0],
-        "ntasks-per-node": str(tasks_per_node),
-        "time": job.get("TimeLimit", ""),
-        "partition": job.get("Partition", ""),
-        "account": job.get("Account", "(null)"),
-        "qos": job.get("QOS", "(null)"),
-        "cpus-per-task": job.get("CPUs/Task", "1"),
-        "reservation": job.get("Reservation", "(null)"),
-        "constraint": features,
-        "gres": gres.replace("gres:", ""),
-        "mem": job.get("MinMemoryNode", "0"),
-        "open-mode": "append",
-        "output": job.get("StdOut", ""),
-    }
-    return {key: value for key, value in options.items() if value not in ("", "(null)", "N/A") and (key, value) != ("mem", "0")}
+    return Path("runs") / ".slurm" / name  # where the job starts: in the folder that sbatch was typed in
 
 
 def folders_of(config: RunConfig) -> Sequence[Path]:
-    """What a container must see at its own place: the working folder, the checkout, the run, the data."""
-    paths = [Path.cwd(), ROOT, config.run.folder.resolve(), *(Path(source.path).resolve() for source in config.data.mixture)]
-    return list(dict.fromkeys(paths))
+    """What a container must see at its own place, by the names that the config has for it and where they lead: the working folder,
+    the checkout, the run, the data, and what a start takes weights from while that is there."""
+    wanted = config.checkpoint
+    data = [Path(source.path) for source in config.data.mixture]
+    weights = [Path(wanted.resume), *([huggingface_folder(wanted.init_from) or Path(wanted.init_from)] if wanted.init_from else [])]
+    named = [config.run.folder, *data, *(path for path in weights if path.exists())]
+    return list(dict.fromkeys([Path.cwd(), ROOT, *(place for path in named for place in (path.absolute(), path.resolve()))]))

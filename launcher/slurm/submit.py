@@ -16,6 +16,8 @@ from launcher.slurm.cluster import ClusterConfig, load_cluster, sbatch_options, 
 from launcher.slurm.submission import ROOT, SCRIPT, Submission, freeze, job_name
 
 By = Literal["sbatch", "submitit"]
+# As in pretrain.sh: blocked signals wait over exec, so that none is lost while python loads.
+HOLD = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGTERM]); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
 def submit(words: list[str], *, by: By, usage: str, dry_run: bool = False) -> int:
@@ -78,11 +80,8 @@ def _by_sbatch(submission: Submission, options: dict[str, Any], record: dict[str
     folder = submission.folder.resolve()
     flags = to_flags({"output": str(folder / "job-%j.txt"), **options, "parsable": True})
     command = ["sbatch", *flags, *record["sbatch_args"], str(SCRIPT), "--submission", str(folder)]
-    environ = {**_environment(), "MLITE_PYTHON": record["python"]}
-    if submission.setup.exists():
-        environ["MLITE_SETUP"] = str(submission.setup.resolve())
     submission.note(command=shown(command))
-    answer = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=record["cwd"])
+    answer = subprocess.run(command, capture_output=True, text=True, env=_environment(), cwd=record["cwd"])
     if answer.returncode:
         raise ConfigError(f"Slurm refused the job: {answer.stderr.strip()}\nasked for: {shown(command)}")
     return answer.stdout.strip().partition(";")[0]
@@ -96,10 +95,12 @@ def _by_submitit(submission: Submission, options: dict[str, Any], record: dict[s
 
     from launcher.slurm.job import TrainingJob
 
-    executor = submitit.SlurmExecutor(folder=submission.folder.resolve(), python=f"exec {shown([record['python']])}")
-    setup = ["export SUBMITIT_PREEMPT_SIGNAL=USR1"]
+    python = record["python"]
+    executor = submitit.SlurmExecutor(folder=submission.folder.resolve(), python=f"exec {shown([python, '-S', '-c', HOLD, python])}")
+    setup = ["trap 'export MLITE_STOPPED_EARLY=1' USR1 TERM", "export SUBMITIT_PREEMPT_SIGNAL=USR1"]
     if submission.setup.exists():
         setup.append(f". {shown([str(submission.setup.resolve())])}")
+    setup.append("trap '' USR1 TERM")
     asked = {**options, **dict(_key_and_value(word) for word in record["sbatch_args"])}
     executor.update_parameters(
         time=None,  # submitit's own default is five minutes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +10,12 @@ from dataclasses import dataclass
 import pytest
 
 from tests.integration.jobs import Job
+from tests.paths import ROOT
 from tests.slurm.site import PRETRAIN, Site
 
 STEPS = ("training.steps=24", "checkpoint.interval_steps=4", "evaluation.interval_steps=12")
 ONE = ("training.engine=torch", "parallel.zero_stage=0", "evaluation.max_sequences=0")
+SAID = "cluster.setup=[echo set up for $SLURM_JOB_ID]"
 TP2_DP2 = ("parallel.tp=2", "parallel.zero_stage=1", "cluster.nodes=1-2")
 
 
@@ -27,7 +30,7 @@ def alone(make_site: Callable[[str], Site]) -> tuple[Site, Job]:
 class SmallJobs:
     """Three jobs that ran side by side: a site and a job's id each."""
 
-    refused: tuple[Site, str]  # Slurm refuses its requeue
+    refused: tuple[Site, str]  # Slurm refuses its requeue, and its time limit comes before it is done
     broken: tuple[Site, str]  # rank 1 raises an exception before the first checkpoint, in every attempt
     cancelled: tuple[Site, str]
 
@@ -37,13 +40,14 @@ def jobs(make_site: Callable[[str], Site]) -> SmallJobs:
     sites = [make_site(name) for name in ("refused", "broken", "cancelled")]
     refused, broken, cancelled = sites
     one, slow = (*STEPS, *ONE), {"MLITE_FAULT": "slow_step:0.4"}
+    # on the node that stays up, with an environment that sbatch hands nothing of on: what the job needs of it is in files
+    limited = ("cluster.requeue=false", "cluster.time=1", "cluster.sbatch_args=[--nodelist=node1]")
+    setup = f"cluster.setup=['export MLITE_FAULT=slow_step:2 PYTHONPATH={ROOT}']"
     ids = [
-        refused.submit("bash", PRETRAIN, str(refused.config), *one, "cluster.requeue=false", **slow),
-        broken.submit("sbatch", "--ntasks-per-node=2", PRETRAIN, str(broken.config), *one, MLITE_FAULT="raise:2:1"),
+        refused.submit("bash", PRETRAIN, str(refused.config), *one, *limited, setup, SBATCH_EXPORT="NONE"),
+        broken.submit("sbatch", "--ntasks-per-node=2", PRETRAIN, str(broken.config), *one, SAID, MLITE_FAULT="raise:2:1"),
         cancelled.submit("bash", PRETRAIN, str(cancelled.config), *one, "training.steps=1000", **slow),
     ]
-    refused.wait_for_step("a", 3)
-    refused.signal_job(ids[0])
     cancelled.wait_for_step("a", 2)
     assert cancelled.command("scancel", ids[2]).returncode == 0
     return SmallJobs(*zip(sites, ids))
@@ -63,6 +67,11 @@ def test_a_bad_config_is_refused_at_once_and_fails_once(make_site: Callable[[str
     facts = site.wait_for_end(job, 60)
     assert (facts["JobState"], facts["ExitCode"], facts["Restarts"]) == ("FAILED", "2:0", "0")
     assert "use 4 or 6" in (site.folder / f"slurm-{job}.out").read_text()
+    here = shlex.join(["bash", PRETRAIN, *bad])
+    result = site.command(
+        "bash", "-c", f"cd / && salloc --nodes=2 --ntasks-per-node=2 bash -c {shlex.quote(f'cd {site.folder} && {here}')}"
+    )
+    assert result.returncode == 2 and "use 4 or 6" in result.stderr  # in the folder where one is, not where salloc was typed
 
 
 def test_a_cancelled_job_saves_and_stays_cancelled(jobs: SmallJobs) -> None:
@@ -74,15 +83,6 @@ def test_a_cancelled_job_saves_and_stays_cancelled(jobs: SmallJobs) -> None:
     assert site.status("a")["checkpoint"] == site.status("a")["step"] >= 2
 
 
-def test_where_slurm_refuses_requeues_the_next_job_waits_for_this_one(jobs: SmallJobs) -> None:
-    """The next job is queued behind this one, with the same options, and finishes the run."""
-    site, job = jobs.refused
-    assert site.wait_for_end(job)["JobState"] == "COMPLETED", site.outputs()
-    following = str(site.submission("a")["job"])
-    assert following != job and site.wait_for_end(following)["JobState"] == "COMPLETED", site.outputs()
-    assert (site.status("a")["state"], site.status("a")["attempt"]) == ("done", 2)
-
-
 def test_two_attempts_without_a_checkpoint_end_the_chain(jobs: SmallJobs) -> None:
     """Started once more, and no more; the traceback of the rank that failed stands at the end of the job's output (B148)."""
     site, job = jobs.broken
@@ -91,6 +91,7 @@ def test_two_attempts_without_a_checkpoint_end_the_chain(jobs: SmallJobs) -> Non
     text = (site.folder / f"slurm-{job}.out").read_text()
     assert "the first to fail was rank 1" in text[-2000:] and "RuntimeError: a planted fault at step 2" in text[-2000:]
     assert "2 attempts in a row without a checkpoint" in text
+    assert text.count(f"set up for {job}") == 2  # the cluster's words, of which this one counts for sbatch's own jobs too
 
 
 # (command, what the cluster is asked for, whether USR1 goes to the job's own process or to the ranks)
@@ -134,3 +135,15 @@ def require_same_run(site: Site, reference: Site, reference_job: Job) -> None:
     for mine, wanted in zip(found, expected):
         key = "loss" if "loss" in wanted else "eval/loss"
         assert abs(mine[key] - wanted[key]) <= 1e-4, (mine, wanted)
+
+
+def test_before_its_time_limit_a_job_hands_over_to_the_next_one(jobs: SmallJobs) -> None:
+    """Last of all, since a minute is the shortest limit. It saved and ended by itself; where Slurm refuses requeues, the next job,
+    queued behind this one with the same options, finishes the run (B146)."""
+    site, job = jobs.refused
+    facts = site.wait_for_end(job)
+    assert (facts["JobState"], facts["TimeLimit"]) == ("COMPLETED", "00:01:00"), site.outputs()
+    following = str(site.submission("a")["job"])
+    assert following != job and site.wait_for_end(following)["JobState"] == "COMPLETED", site.outputs()
+    assert (site.status("a")["state"], site.status("a")["attempt"], site.job(following)["TimeLimit"]) == ("done", 2, "00:01:00")
+    assert "the time limit is near" in (site.path("a") / "submissions" / "0001" / f"job-{job}.txt").read_text()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from data_pipeline.errors import ConfigError
+from launcher.distributed import start_device
 from launcher.environment import Environment, first_node, read_environment
 
 SLURM_BATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "n[3-4]"}
@@ -89,3 +91,20 @@ def test_ports_of_steps_stay_below_what_kernels_give_out() -> None:
 def test_contradictions_are_refused(environ: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         read_environment(environ)
+
+
+@pytest.mark.parametrize(("visible", "local_rank", "number"), [(1, 3, 0), (1, 0, 0), (8, 3, 3), (4, 5, 1)])
+def test_a_task_that_sees_one_device_uses_that(visible: int, local_rank: int, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm may show each task its own GPU alone, which then is number 0 whatever the task's number."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_bf16_reduced_precision_reduction
+    try:
+        assert start_device(Environment(rank=local_rank, local_rank=local_rank, world_size=8)) == torch.device("cuda", number)
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction = before
+    assert chosen == [number]

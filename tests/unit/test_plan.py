@@ -151,19 +151,46 @@ def test_faults_of_the_config_come_first(config_file: Callable[..., Path]) -> No
 def test_the_rate_is_the_runs_own(config_file: Callable[..., Path], tmp_path: Path) -> None:
     """The median of the last steps; from another number of ranks it is taken to grow with them."""
     config = load_config(config_file())
-    assert measured_rate(config, world=2) == (None, "")
+    assert measured_rate(config, world=2, device_type="cuda") == (None, "")
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
     rates = [5.0, 100.0, 110.0, 120.0, 1.0]
     lines = [json.dumps({"step": step, "tokens_per_second": rate}) for step, rate in enumerate(rates, start=1)]
     (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
-    (folder / "events.jsonl").write_text(json.dumps({"event": "started", "layout": {"world": 2}}) + "\n")
-    assert measured_rate(config, world=2)[0] == 100.0
-    rate, source = measured_rate(config, world=4)
+    (folder / "config.yaml").write_text(config.to_yaml())
+    started = {"event": "started", "step": 0, "layout": {"world": 2}, "device": "cuda"}
+    (folder / "events.jsonl").write_text(json.dumps(started) + "\n")
+    assert measured_rate(config, world=2, device_type="cuda")[0] == 100.0
+    rate, source = measured_rate(config, world=4, device_type="cuda")
     assert rate == 200.0 and "on 2 ranks" in source
     with open(folder / "events.jsonl", "ab") as file:  # killed in the middle of a letter, and of a line
         file.write(b'{"event": "\xc3\n4\n{"event": "started", "layo')
-    assert measured_rate(config, world=4) == (rate, source)
+    assert measured_rate(config, world=4, device_type="cuda") == (rate, source)
+    (folder / "events.jsonl").write_text(json.dumps(started) + "\n" + json.dumps({**started, "step": 3}) + "\n")
+    assert measured_rate(config, world=2, device_type="cuda")[0] == 60.5  # steps 4 and 5: those before may have been another config's
+
+
+def test_a_rate_of_another_model_goes_by_its_flops_and_of_other_arithmetic_is_none(
+    config_file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run that is planned is often a larger one than the one that was measured."""
+    path, folder = config_file(), tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    config = load_config(path)
+    (folder / "config.yaml").write_text(config.to_yaml())
+    (folder / "metrics.jsonl").write_text('{"step": 1, "tokens_per_second": 100.0}\n')
+    (folder / "events.jsonl").write_text(json.dumps({"event": "started", "step": 0, "layout": {"world": 1}, "device": "cpu"}) + "\n")
+    for words in (["model.num_hidden_layers=4"], ["training.sequence_length=256"], ["model.num_hidden_layers=4", "model.hidden_size=1024"]):
+        other = load_config(path, words)
+        rate, source = measured_rate(other, world=1, device_type="cpu")
+        flops = [flops_per_token(each.model, each.training.sequence_length) for each in (config, other)]
+        assert rate == pytest.approx(100.0 * flops[0] / flops[1]) and rate > 120 and "FLOPs a token" in source
+    for words in (["training.precision=fp32"], ["training.compile=true"], ["training.activation_checkpointing=full"]):
+        rate, why = measured_rate(load_config(path, words), world=1, device_type="cpu")
+        assert rate is None and words[0].partition("=")[0] in why
+    assert measured_rate(config, world=1, device_type="cuda") == (None, f"{folder} ran on cpu")
+    plan_config([str(path), "training.compile=true"], world=1, device="cpu", memory="1TB")
+    assert f"no rate known ({folder} ran training.compile=False); give --rate" in capsys.readouterr().out
 
 
 def test_sizes_in_words() -> None:

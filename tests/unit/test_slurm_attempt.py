@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,13 +15,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data_pipeline.errors import ConfigError
+from data_pipeline.errors import ConfigError, DataError
 from data_pipeline.schema import validate
+from launcher.commands.status import show_status
 from launcher.config import RunConfig
 from launcher.run_folder import RunFolder
 from launcher.slurm import attempt
 from launcher.slurm.allocation import Allocation
-from launcher.slurm.attempt import TimeLimit, _config_for, srun_command
+from launcher.slurm.attempt import TimeLimit, _config_for, _go_on, run_attempt, srun_command
+from launcher.slurm.chain import Attempt, Decision
 from launcher.slurm.cluster import ClusterConfig
 from launcher.slurm.submission import Submission, freeze
 from tests.data_fixtures import tiny_dataset, tiny_texts
@@ -35,7 +38,7 @@ if [ -e refuse ]; then echo "Requested operation is presently disabled" >&2; exi
 kill -9 $PPID
 """,
     "srun": """#!/bin/sh
-echo "srun port $MASTER_PORT rank ${RANK:-none} $*" >> calls.txt
+echo "srun port ${MASTER_PORT:-none} rank ${RANK:-none} setup ${FROM_SETUP:-none} $*" >> calls.txt
 mkdir -p runs/a
 trap 'cp after.json runs/a/status.json; exit 75' USR1
 [ -e wait ] && touch waiting && while :; do sleep 0.05; done
@@ -67,11 +70,17 @@ def submission(tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatc
 
 def start(submission: Submission) -> subprocess.Popen[str]:
     """The job's own process, as slurm/pretrain.sh becomes it."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "MASTER_"))}
+    return begin(sys.executable, "-m", "launcher.slurm.job", "--submission", str(submission.folder))
+
+
+def begin(*command: str, cwd: Path | None = None, **environ: str) -> subprocess.Popen[str]:
+    """A command in a job."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "MASTER_", "MLITE_"))}
     path = f"{Path.cwd() / 'bin'}:{kept['PATH']}"
     return subprocess.Popen(
-        [sys.executable, "-m", "launcher.slurm.job", "--submission", str(submission.folder)],
-        env={**kept, "PATH": path, "PYTHONPATH": str(ROOT), "SLURM_JOB_ID": "4711", "RANK": "3"},
+        command,
+        cwd=cwd,
+        env={**kept, "PATH": path, "PYTHONPATH": str(ROOT), "SLURM_JOB_ID": "4711", "RANK": "3", **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -104,13 +113,80 @@ def test_a_signal_to_the_job_reaches_the_ranks(submission: Submission) -> None:
     after(state="stopped", code=75, checkpoint=4)
     Path("wait").touch()
     job = start(submission)
-    deadline = time.monotonic() + 30
-    while not Path("waiting").exists():
-        assert time.monotonic() < deadline and job.poll() is None
-        time.sleep(0.05)
+    wait_for("waiting", job)
     job.send_signal(signal.SIGUSR1)
     output, _ = job.communicate(timeout=60)
     assert job.returncode == -9 and "stopped and saved" in output and "scontrol requeue 4711" in calls()
+
+
+def wait_for(file: str, job: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 30
+    while not Path(file).exists():
+        assert time.monotonic() < deadline and job.poll() is None
+        time.sleep(0.02)
+
+
+def test_a_signal_while_python_loads_is_kept(submission: Submission, tmp_path: Path) -> None:
+    """It neither kills the job nor is lost: the job is requeued, and no rank was started (B142). In the batch script's copy in Slurm's
+    spool, with nothing from the environment but what Slurm sets: the interpreter is the submission's."""
+    slow = tmp_path / "bin" / "python-that-loads-slowly"
+    slow.write_text(f'#!/bin/bash\n[ $1 = -m ] && touch loading && sleep 0.3\nexec {sys.executable} "$@"\n')
+    slow.chmod(0o755)
+    submission.python.write_text(f"{slow}\n")
+    spool = tmp_path / "spool" / "job04711"
+    spool.mkdir(parents=True)
+    script = shutil.copy(ROOT / "slurm" / "pretrain.sh", spool / "slurm_script")
+    folder = str(submission.folder.resolve())
+    job = begin("bash", str(script), "--submission", folder, cwd=spool, SLURM_SUBMIT_DIR=str(tmp_path))
+    wait_for("loading", job)
+    job.send_signal(signal.SIGUSR1)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == -9 and "stopped before the run began" in output, output
+    assert "scontrol requeue 4711" in calls() and "srun" not in calls()
+
+
+def test_in_an_allocation_of_salloc_the_script_trains_here(submission: Submission, tmp_path: Path) -> None:
+    """In the folder where one is, not where salloc was typed; what the cluster's setup says comes before the ranks; and no port
+    is held on a machine where no rank will be."""
+    after(state="done", code=0, message="done")
+    (tmp_path / "run.yaml").write_text(submission.config.read_text())
+    Path("job.txt").write_text(JOB.format(state="RUNNING").replace("BatchFlag=1", "BatchFlag=0"))
+    words = ("run.yaml", "cluster.setup=['export FROM_SETUP=1']", "cluster.srun_args=[--mpi=none]")
+    here = {"SLURM_SUBMIT_DIR": "/", "SLURM_JOB_NODELIST": "n[1-2]", "MLITE_PYTHON": sys.executable}
+    job = begin("bash", str(ROOT / "slurm" / "pretrain.sh"), *words, **here)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, output
+    assert "srun port none rank none setup 1 " in calls() and "--export=ALL --mpi=none" in calls()
+
+
+@pytest.mark.parametrize("end", ["data", "stuck"])
+def test_an_end_before_the_ranks_start_is_written_down(
+    submission: Submission, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: str
+) -> None:
+    """mlite status must not go on saying that the run was stopped and is to be started again."""
+    monkeypatch.setattr(attempt, "StopSignal", lambda already: None)
+    monkeypatch.setattr(attempt, "show_job", lambda job_id: {})
+    (submission.folder.parent.parent / "status.json").write_text(json.dumps({"state": "stopped", "code": 75, "step": 4, "attempt": 0}))
+    environ = {"SLURM_JOB_ID": "4711"}
+    if end == "data":
+        Path("data").rename("moved")
+        with pytest.raises(DataError):
+            run_attempt(submission, environ)
+    else:
+        for restart in (0, 1):
+            submission.chain.add(Attempt("4711", restart, None, 1, 1))
+        assert (run_attempt(submission, environ).action, submission.chain.attempts()[2:]) == ("end", [])
+    show_status(submission.folder.parent.parent)
+    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (shown["state"], shown["code"], shown["step"], shown["alive"]) == ("failed", 3 if end == "data" else 1, 4, False)
+    assert shown["message"] == shown["job"]["last_start"] and "not started again" in shown["message"]
+
+
+def test_a_next_job_that_would_not_be_like_this_one_is_not_queued(submission: Submission) -> None:
+    submission.note(lost=["TresPerJob=fpga:1"])
+    decision = _go_on(Decision("again", 75, "stopped"), submission, Allocation("4711", 0, 1, (1,), None), {"Requeue": "0"})
+    assert (decision.action, decision.code) == ("end", 75) and "can't be asked for as this one was (TresPerJob=fpga:1)" in decision.why
+    assert not Path("calls.txt").exists()
 
 
 def test_where_a_requeue_is_refused_the_next_job_is_queued(submission: Submission) -> None:

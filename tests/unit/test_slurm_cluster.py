@@ -9,6 +9,7 @@ import pytest
 from data_pipeline.errors import ConfigError
 from data_pipeline.schema import validate
 from launcher.config import RunConfig, world_faults
+from launcher.slurm.allocation import read_allocation
 from launcher.slurm.check import sizes_that_would_do
 from launcher.slurm.cluster import ClusterConfig, container_flags, load_cluster, rank_command, sbatch_options, split_words, to_flags
 from tests.paths import ROOT
@@ -50,6 +51,26 @@ def test_a_range_of_nodes_asks_for_no_number_of_tasks() -> None:
     assert flags == ["--nodes=2-4", "--mincpus=24", "--requeue", "--open-mode=append"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "mincpus", "a_rank"),
+    [
+        ({"tasks_per_node": 1, "gpus_per_node": 8, "cpus_per_task": 96}, "96", 12),  # the one task stands for eight ranks
+        ({"gpus_per_node": 8, "cpus_per_task": 12}, "96", 12),
+        ({"tasks_per_node": 4, "gpus_per_node": 8, "cpus_per_task": 6}, "24", 6),
+        ({"tasks_per_node": 1, "gpus_per_node": 8, "cpus_per_task": 4}, "8", 1),
+        ({"tasks_per_node": 1, "gpus_per_node": 8}, "8", None),
+    ],
+)
+def test_cpus_of_a_task_are_shared_by_its_ranks(asked: dict[str, int], mincpus: str, a_rank: int | None) -> None:
+    """The same of a range of nodes as of a number."""
+    cluster = ClusterConfig.model_validate({"nodes": "1-2", **asked})
+    assert sbatch_options(cluster)["mincpus"] == mincpus and cluster.cpus_per_rank == a_rank
+    if a_rank is not None:
+        fixed = {"SLURM_NTASKS_PER_NODE": str(asked.get("tasks_per_node", 8)), "SLURM_CPUS_PER_TASK": str(asked["cpus_per_task"])}
+        found = read_allocation({"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8", **fixed})
+        assert (found.cpus_per_rank, found.ranks) == (a_rank, (cluster.ranks_per_node,) * 2)
+
+
 def test_mistakes_are_named_all_at_once() -> None:
     with pytest.raises(ConfigError) as error:
         load_cluster(["cluster.nodes=4-2", "cluster.partion=gpu", "cluster.sbatch_args=[-x]"], root=ROOT)
@@ -74,6 +95,8 @@ def test_ranks_run_in_the_container_and_see_their_folders() -> None:
         *("apptainer", "exec", "--nv", "--bind", "/here:/here", "--bind", "/data:/data", "--bind", "/s:/t", "--pwd", "/here", "a.sif"),
         *("python", "/x/train.py", "--config", "c"),
     ]
+    unasked = validate(ClusterConfig, {"container": {"image": "a.sif"}})  # devices may come by sbatch's own options
+    assert "--nv" in rank_command(unasked, python="p", has_gpus=True, **given) and "--nv" not in rank_command(unasked, python="p", **given)
     pyxis = validate(ClusterConfig, {"container": {"runtime": "pyxis", "image": "i", "python": "python3"}})
     assert rank_command(pyxis, python="p", **given) == ["python3", "/x/train.py", "--config", "c"]
     assert container_flags(pyxis, folders=folders)[0] == "--container-image=i" and container_flags(apptainer, folders=folders) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections import namedtuple
 from collections.abc import Callable
@@ -14,14 +15,17 @@ import yaml
 
 from data_pipeline.errors import ConfigError, DataError, RunInUseError
 from launcher.commands.status import newest_job, show_status
+from launcher.config import load_config
 from launcher.lock import RunLock
 from launcher.slurm import check as checks
 from launcher.slurm import submission as submissions
 from launcher.slurm.check import check, check_tools
 from launcher.slurm.cluster import ClusterConfig
-from launcher.slurm.submission import Submission, freeze, recall, remember
-from launcher.slurm.submit import queue, submit
+from launcher.slurm.job import _cluster_beside_sbatch
+from launcher.slurm.submission import Submission, folders_of, freeze, recall, remember
+from launcher.slurm.submit import HOLD, queue, submit
 from tests.data_fixtures import tiny_dataset, tiny_texts
+from tests.paths import ROOT
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 32}
 TRAINING = {"steps": 8, "sequence_length": 32, "global_batch_size": 4}
@@ -63,7 +67,8 @@ def test_what_was_submitted_is_frozen(folder: Path) -> None:
     assert record["job"] == "4711" and record["cwd"] == str(folder) and len(record["commit"] or "0" * 40) == 40
     given = (folder / "sbatch.txt").read_text().splitlines()
     assert given[-2:] == ["--submission", str(found.folder)] and "--nodes=2" in given and "--job-name=mlite-a" in given
-    assert f"MLITE_SETUP={found.setup}" in (folder / "env.txt").read_text()
+    assert found.python.read_text() == f"{sys.executable}\n"
+    assert "MLITE" not in (folder / "env.txt").read_text()  # sites may have sbatch hand no environment on
     assert newest_job(folder / "runs" / "a") == ("4711", {})
 
 
@@ -198,6 +203,35 @@ def test_a_requeued_job_finds_what_it_started_with(folder: Path) -> None:
     found = recall({**environ, "SLURM_RESTART_COUNT": "1"})
     assert found is not None and found.folder.samefile(frozen.folder)
     assert recall({**environ, "SLURM_JOB_ID": "9", "SLURM_RESTART_COUNT": "1"}) is None
+
+
+def test_a_container_sees_all_that_the_config_names(folder: Path) -> None:
+    """Where weights come from too; and a link by its own name, which the config has, beside what it leads to."""
+    for name in ("theirs", "before", "store/data"):
+        (folder / name).mkdir(parents=True)
+    (folder / "link").symlink_to(folder / "store")
+    words = ["data.path=link/data", "checkpoint.init_from=hf:theirs", "checkpoint.resume=before", "run.dir=elsewhere"]
+    config = load_config(folder / "run.yaml", words)
+    assert folders_of(config) == [
+        *(folder, ROOT, folder / "elsewhere", folder / "link/data", folder / "store/data", folder / "before", folder / "theirs")
+    ]
+    gone = load_config(folder / "run.yaml", ["checkpoint.init_from=gone"])  # no longer needed by a run that has checkpoints
+    assert folders_of(gone) == [folder, ROOT, folder / "runs/a", folder / "data"]
+
+
+def test_words_that_a_job_of_sbatch_can_not_use_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has its nodes already; what a cluster's file asks for besides is named."""
+    with pytest.raises(ConfigError) as error:
+        _cluster_beside_sbatch(["cluster.nodes=2", "cluster.time=60", "cluster.srun_args=[--mpi=none]"])
+    assert {fault.field for fault in error.value.faults} == {"cluster.nodes", "cluster.time"}
+    (folder / "site.yaml").write_text("{partition: gpu, gpus_per_node: 8, setup: [module load x]}")
+    found = _cluster_beside_sbatch(["cluster=site.yaml", "cluster.container.image=a.sif"])
+    assert found.setup == ["module load x"] and found.container is not None
+    assert "sbatch's own options count, not the cluster's gpus_per_node, partition" in capsys.readouterr().out
+
+
+def test_signals_are_held_back_alike_by_both_ways_to_submit() -> None:
+    assert f"hold='{HOLD}'" in (ROOT / "slurm" / "pretrain.sh").read_text()
 
 
 def test_submissions_are_numbered(folder: Path) -> None:
