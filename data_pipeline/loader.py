@@ -155,6 +155,11 @@ class RowSource:
         """The dataset of an entry of the mixture."""
         return self._streams[entry].dataset
 
+    @property
+    def datasets(self) -> list[Dataset]:
+        """The dataset of each entry of the mixture."""
+        return [stream.dataset for stream in self._streams]
+
     def with_phases(self, phases: Sequence[Phase]) -> RowSource:
         """The same rows, drawn by other phases."""
         assert self._mixture is not None, "held-out rows are not drawn by weight"

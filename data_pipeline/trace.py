@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,27 +91,52 @@ def _earlier_in_text(dataset: Dataset, tokens: np.ndarray, inside: int) -> np.nd
     return order[: int(np.flatnonzero(order == inside)[0])] if inside in order else order[:0]
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A document of a dataset: `entry` of the mixture, and its number within the source."""
+
+    entry: int
+    split: str
+    source: str
+    number: int
+
+
 def find_document(dataset: Dataset, id: str) -> tuple[str, str, int]:
     """(split, source, number within it) of a document id, or of an id's beginning. Reads the ids of the whole dataset.
 
     Raises DataError where no document, or more than one, has it.
     """
-    found: list[tuple[str, str, int]] = []
-    for source in [*dataset.sources, *dataset.validation]:
-        first = 0
-        for shard in source.shards:
-            found += [(source.split, source.name, first + number) for number in shard.numbers_of(id)]
-            first += shard.num_documents
-    if len(found) != 1:
+    (found,) = find_documents([dataset], id)
+    return found.split, found.source, found.number
+
+
+def find_documents(datasets: Sequence[Dataset], id: str) -> list[Stored]:
+    """The document in each dataset of a mixture that has one with this id: more than one where their sources and files have the same names.
+
+    Raises DataError where no document has it, or several do whose ids go on differently.
+    """
+    found: list[Stored] = []
+    ids: list[str] = []
+    for entry, dataset in enumerate(datasets):
+        for source in [*dataset.sources, *dataset.validation]:
+            first = 0
+            for shard in source.shards:
+                for number in shard.numbers_of(id):
+                    found.append(Stored(entry, source.split, source.name, first + number))
+                    ids.append(shard.document_id(number))
+                first += shard.num_documents
+    if not found or len(set(ids)) > 1 or len({each.entry for each in found}) < len(found):
         what = "no document" if not found else f"{len(found)} documents"
         hint = "; duplicates.jsonl lists those that were removed" if not found else ": give more digits"
-        raise DataError(f"{dataset.path}: {what} with an id that begins with {id!r}{hint}")
-    return found[0]
+        raise DataError(f"{', '.join(str(dataset.path) for dataset in datasets)}: {what} with an id that begins with {id!r}{hint}")
+    return found
 
 
-def samples_of(rows: RowSource, *, split: str, source: str, document: int, num_samples: int) -> Iterator[int]:
-    """The samples below `num_samples` that hold a piece of the document, in order."""
+def samples_of(rows: RowSource, *, split: str, source: str, document: int, num_samples: int, entry: int = 0) -> Iterator[int]:
+    """The samples below `num_samples` that hold a piece of the document, in order. `entry`: of the mixture, whose document it is."""
     for sample in range(num_samples):
         place = rows.place(sample)
-        if (place.source.split, place.source.name) == (split, source) and (place.plan.pieces(place.row)["document"] == document).any():
+        if (place.entry, place.source.split, place.source.name) == (entry, split, source) and (
+            place.plan.pieces(place.row)["document"] == document
+        ).any():
             yield sample

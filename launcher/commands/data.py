@@ -90,35 +90,27 @@ def trace(
     validation: Annotated[bool, typer.Option("--validation", help="The held-out rows.")] = False,
 ) -> None:
     """Where a token of a training row came from, as JSON; or, with --document, which samples hold a document."""
-    from data_pipeline.trace import find_document, samples_of
+    from data_pipeline.trace import find_documents
     from data_pipeline.trace import trace as trace_token
 
-    rows, batch_size = _rows(
-        target, sequence_length=sequence_length, method=method, seed=seed, split="validation" if validation else "train"
-    )
+    rows, steps = _rows(target, sequence_length=sequence_length, method=method, seed=seed, split="validation" if validation else "train")
     if document is not None:
-        split, source, found = find_document(rows.dataset(0), document)
-        if (split == "validation") != validation:
-            raise ConfigError(
-                [
-                    Fault(
-                        "--document",
-                        document,
-                        f"a document of the {'held-out' if validation else 'training'} rows",
-                        "add or drop --validation",
-                    )
-                ]
-            )
-        for number in samples_of(rows, split=split, source=source, document=found, num_samples=num_samples or len(rows)):
-            _print_json({"sample": number, **({"step": number // batch_size + 1, "row": number % batch_size} if batch_size else {})})
+        split = "validation" if validation else "train"
+        found = [each for each in find_documents(rows.datasets, document) if each.split == split]
+        if not found:
+            kind = "held-out" if validation else "training"
+            raise ConfigError([Fault("--document", document, f"a document of the {kind} rows", "add or drop --validation")])
+        for each in found:
+            _print_samples(rows, steps, each, num_samples)
         return
-    if (sample is None) == (step is None) or (step is not None and not batch_size):
-        raise ConfigError(
-            [Fault("--sample", sample, "--sample N, or of a run --step N --row N", "steps count from 1, samples and rows from 0")]
-        )
+    if (sample is None) == (step is None) or (step is not None and steps is None):
+        fix = "steps count from 1, samples and rows from 0; held-out rows have samples alone"
+        raise ConfigError([Fault("--sample", sample, "--sample N, or of a run --step N --row N", fix)])
     if step is not None:
-        sample = (step - 1) * batch_size + row
+        sample = steps.sample(step, row)
     assert sample is not None
+    if validation and sample >= len(rows):
+        raise ConfigError([Fault("--sample", sample, f"0 to {len(rows) - 1}: there are {len(rows)} held-out rows")])
     _print_json(trace_token(rows, sample, position).__dict__)
 
 
@@ -221,24 +213,38 @@ def _config_and_overrides(words: list[str], config: str | None) -> tuple[str, li
     return given[0], [word for word in words if "=" in word]
 
 
-def _rows(target: Path, *, sequence_length: int | None, method: str, seed: int, split: str) -> tuple[Any, int]:
-    """(rows, global batch size or 0): of a run as its saved config has them, of a dataset as the options say."""
+def _print_samples(rows: Any, steps: Any, found: Any, num_samples: int | None) -> None:
+    """Those that hold the document, with step and row where a run of several datasets or batch sizes took them."""
+    from data_pipeline.trace import samples_of
+
+    where = {"data": str(rows.dataset(found.entry).path)} if len(rows.datasets) > 1 else {}
+    among = {"num_samples": num_samples or len(rows), "entry": found.entry}
+    for sample in samples_of(rows, split=found.split, source=found.source, document=found.number, **among):
+        place = steps.place(sample) if steps is not None else None
+        _print_json({"sample": sample, **({"step": place[0], "row": place[1]} if place else {}), **where})
+
+
+def _rows(target: Path, *, sequence_length: int | None, method: str, seed: int, split: str) -> tuple[Any, Any]:
+    """(rows, StepSamples or None): of a run as its saved config has them, of a dataset as the options say. Held-out rows have no steps."""
     from data_pipeline.loader import Dataset, Phase, RowSource
 
     if (target / "config.yaml").is_file():
+        from launcher.metrics import JsonLines
         from launcher.mixture import phases_for, phases_of_run
         from launcher.run_folder import RunFolder
         from launcher.saved_config import read_config
+        from launcher.step_samples import samples_of_steps
 
         config = read_config(target)
         mixture = [(Dataset.open(source.path), source.weight, None) for source in config.data.mixture]
         length, packing = config.training.sequence_length, config.data.packing
         rows = RowSource.open(mixture, sequence_length=length, packing=packing, seed=config.run.seed, split=split)
-        if split == "train":
-            datasets = [dataset for dataset, _, _ in mixture]
-            phases = phases_of_run(RunFolder(target)) or [Phase.from_dict(phase) for phase in phases_for(config, datasets)]
-            rows = rows.with_phases(phases)
-        return rows, config.training.global_batch_size
+        if split != "train":
+            return rows, None
+        datasets, folder = [dataset for dataset, _, _ in mixture], RunFolder(target)
+        phases = phases_of_run(folder) or [Phase.from_dict(phase) for phase in phases_for(config, datasets)]
+        events = [event for _, event in JsonLines(folder.events).lines() if event is not None]
+        return rows.with_phases(phases), samples_of_steps(events, config.training.global_batch_size)
     if sequence_length is None:
         raise ConfigError(
             [
@@ -253,7 +259,9 @@ def _rows(target: Path, *, sequence_length: int | None, method: str, seed: int, 
     if method not in ("best_fit", "concat"):
         raise ConfigError([Fault("--method", method, "best_fit or concat")])
     packing_: Any = method
-    return RowSource.open([(Dataset.open(target), 1.0, None)], sequence_length=sequence_length, packing=packing_, seed=seed, split=split), 0
+    return RowSource.open(
+        [(Dataset.open(target), 1.0, None)], sequence_length=sequence_length, packing=packing_, seed=seed, split=split
+    ), None
 
 
 def _print_json(value: dict[str, Any]) -> None:

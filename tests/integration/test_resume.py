@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.loader import batch_id, row_digest
+from launcher.commands.data import _rows as rows_of
 from tests.integration.jobs import Workspace
 
 PLAIN = ("training.engine=torch", "parallel.zero_stage=0")
@@ -102,7 +104,8 @@ def test_resume_at_the_end_of_an_epoch_trains_the_next_one(workspace: Workspace,
 
 
 def test_batch_size_and_weights_may_change_and_are_on_record(workspace: Workspace) -> None:
-    """After a change of batch size the next sample is the next unseen one (B033), and the change stands in events.jsonl."""
+    """After a change of batch size the next sample is the next unseen one (B033), the change stands in events.jsonl, and a trace of each
+    step finds the rows that it took."""
     assert workspace.run(*PLAIN, "training.steps=3", "checkpoint.interval_steps=3")[0] == 0
     code, output = workspace.run(*PLAIN, "training.steps=5", "training.global_batch_size=2", "optimizer.lr=1e-3")
     assert code == 0, output
@@ -112,6 +115,9 @@ def test_batch_size_and_weights_may_change_and_are_on_record(workspace: Workspac
     ids = {record["step"]: record.get("batch_id") for record in workspace.metrics("b") if "loss" in record}
     changed = {record["step"]: record.get("batch_id") for record in workspace.metrics("a") if "loss" in record}
     assert [changed[4], changed[5]] == [ids[7], ids[8]]  # 3 steps of 4 samples are 6 steps of 2
+    rows, steps = rows_of(workspace.path("a"), sequence_length=None, method="best_fit", seed=0, split="train")
+    for step, size in ((1, 4), (3, 4), (4, 2), (5, 2)):
+        assert changed[step] == batch_id([row_digest(rows[steps.sample(step, row)]) for row in range(size)])
 
 
 def test_evaluation_does_not_touch_training(workspace: Workspace, make_workspace: Callable[[Path], Workspace]) -> None:
