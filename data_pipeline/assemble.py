@@ -31,8 +31,8 @@ from data_pipeline.tokenizer.facts import TokenizerFacts
 
 
 @dataclass(frozen=True)
-class Built:
-    """What the last stage puts together."""
+class Planned:
+    """All that is known before texts become tokens. `chain`: the stages so far that the ledger balances over."""
 
     config: DataConfig
     key: str
@@ -44,8 +44,15 @@ class Built:
     duplicates: Duplicates | None
     facts: TokenizerFacts
     jobs: list[ShardJob]
-    entries: list[ShardEntry]
     ledger: Ledger
+    chain: list[str]
+
+
+@dataclass(frozen=True)
+class Built(Planned):
+    """What the last stage puts together."""
+
+    entries: list[ShardEntry]
 
 
 def assemble(built: Built, *, replace: bool) -> None:
@@ -76,7 +83,7 @@ def assemble(built: Built, *, replace: bool) -> None:
             dataset,
             built.duplicates,
             summary_lines(dataset, plans, asked_vocab=asked),
-            title=built.config.folder.name,
+            title=built.config.name,
         )
 
 

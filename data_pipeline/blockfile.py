@@ -113,41 +113,49 @@ class BlockFile:
             self._map = np.memmap(self.path, dtype=np.uint8, mode="r").view(np.ndarray) if size else np.zeros(0, dtype=np.uint8)
         except OSError as error:
             raise DataError(f"{self.path}: can't be opened ({error.strerror or error}). {REMEDY}") from None
-        if size < HEADER_BYTES + 24 or self._map[:8].tobytes() != MAGIC:
-            raise DataError(f"{self.path}: not a file of ours, or cut off at {size} bytes: the first 8 bytes should be {MAGIC!r}. {REMEDY}")
-        version = int.from_bytes(self._map[8:12].tobytes(), "little")
+        self._understand(size, kind=kind)
+
+    def _understand(self, size: int | None, *, kind: str) -> bytes:
+        """Read and check header and checksums, which are returned. `size`: of the file, where it is known."""
+        header = self._bytes(0, HEADER_BYTES).tobytes()
+        if (size is not None and size < HEADER_BYTES + 24) or header[:8] != MAGIC:
+            raise DataError(
+                f"{self.path}: not a file of ours, or cut off at {len(header) if size is None else size} bytes: the first 8 bytes should be {MAGIC!r}. {REMEDY}"
+            )
+        version = int.from_bytes(header[8:12], "little")
         if version != FORMAT_VERSION:
             raise DataError(
                 f"{self.path}: format version {version}, this program reads version {FORMAT_VERSION}. Build the data again, or use the program that wrote it."
             )
-        described = self._header()
+        described = self._described(header)
         self.meta: dict[str, Any] = described["meta"]
         self.data_bytes: int = described["data_bytes"]
         self._arrays: dict[str, dict[str, Any]] = described["arrays"]
         num_blocks = -(-self.data_bytes // BLOCK_BYTES)
-        wanted = HEADER_BYTES + self.data_bytes + 8 * (num_blocks + 1) + 16
-        if size != wanted:
+        end = HEADER_BYTES + self.data_bytes
+        wanted = end + 8 * (num_blocks + 1) + 16
+        if size is not None and size != wanted:
             raise DataError(f"{self.path}: {size} bytes long, its header says {wanted}: the file was cut off or written to. {REMEDY}")
-        table = self._map[HEADER_BYTES + self.data_bytes : wanted - 16].tobytes()
-        if self._map[wanted - 16 : wanted - 8].tobytes() != xxhash.xxh3_64_intdigest(table).to_bytes(8, "little"):
-            raise DataError(
-                f"{self.path}: the checksum table (bytes {HEADER_BYTES + self.data_bytes} to {wanted - 16}) is damaged. {REMEDY}"
-            )
-        if self._map[wanted - 8 :].tobytes() != END_MAGIC:
+        tail = self._bytes(end, wanted).tobytes()
+        table = tail[:-16]
+        if tail[-16:-8] != xxhash.xxh3_64_intdigest(table).to_bytes(8, "little"):
+            raise DataError(f"{self.path}: the checksum table (bytes {end} to {wanted - 16}) is damaged. {REMEDY}")
+        if tail[-8:] != END_MAGIC:
             raise DataError(f"{self.path}: the last 8 bytes (from byte {wanted - 8}) are damaged. {REMEDY}")
         self.digest = f"{xxhash.xxh3_64_intdigest(table):016x}"  # of the checksums, so of every byte
         self._checksums = np.frombuffer(table, dtype="<u8")[1:]
-        if xxhash.xxh3_64_intdigest(self._map[:HEADER_BYTES].tobytes()) != int(np.frombuffer(table, dtype="<u8")[0]):
+        if xxhash.xxh3_64_intdigest(header) != int(np.frombuffer(table, dtype="<u8")[0]):
             raise DataError(f"{self.path}: the header (bytes 0 to {HEADER_BYTES}) is damaged. {REMEDY}")
         self._verified = np.zeros(num_blocks, dtype=bool)
         self.touched_bytes = 0  # of the mapped file, since they were let go of: about what it takes of memory
         if described["kind"] != kind:
             raise DataError(f"{self.path}: holds a {described['kind']}, wanted a {kind}. Check the path.")
+        return table
 
-    def _header(self) -> dict[str, Any]:
-        length = int.from_bytes(self._map[12:16].tobytes(), "little")
+    def _described(self, header: bytes) -> dict[str, Any]:
+        length = int.from_bytes(header[12:16], "little")
         try:
-            described = json.loads(self._map[16 : 16 + min(length, HEADER_BYTES - 16)].tobytes())
+            described = json.loads(header[16 : 16 + min(length, HEADER_BYTES - 16)])
             for key, kind in (("meta", dict), ("arrays", dict), ("data_bytes", int), ("kind", str)):
                 if not isinstance(described[key], kind):
                     raise ValueError(key)
@@ -165,9 +173,17 @@ class BlockFile:
         stop = entry["length"] if stop is None else stop
         assert 0 <= start <= stop <= entry["length"], (self.path, name, start, stop, entry["length"])
         first, last = entry["offset"] + start * dtype.itemsize, entry["offset"] + stop * dtype.itemsize
+        return self._data(first, last).view(dtype)
+
+    def _bytes(self, low: int, high: int) -> np.ndarray:
+        """Bytes of the file as they stand there."""
+        return self._map[low:high]
+
+    def _data(self, first: int, last: int) -> np.ndarray:
+        """Bytes of the arrays, verified."""
         self._verify(first, last)
         self.touched_bytes += last - first
-        return self._map[HEADER_BYTES + first : HEADER_BYTES + last].view(dtype)
+        return self._map[HEADER_BYTES + first : HEADER_BYTES + last]
 
     def copies(self, name: str, places: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         """Bytes of elements start to stop of an array, for each of `places`, verified like those of `read` but read from the file: nothing
@@ -191,11 +207,12 @@ class BlockFile:
                 yield data[first - low : last - low]
 
     def _check(self, block: int, data: memoryview) -> None:
-        if xxhash.xxh3_64_intdigest(data) != int(self._checksums[block]):
-            low = HEADER_BYTES + block * BLOCK_BYTES
-            high = HEADER_BYTES + min((block + 1) * BLOCK_BYTES, self.data_bytes)
-            raise DataError(f"{self.path}: block {block} (bytes {low} to {high}) does not match its checksum. {REMEDY}")
+        if not self._is_sound(block, data):
+            self._complain(block)
         self._verified[block] = True
+
+    def _is_sound(self, block: int, data: memoryview | bytes) -> bool:
+        return xxhash.xxh3_64_intdigest(data) == int(self._checksums[block])
 
     def _verify(self, first: int, last: int) -> None:
         for block in range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES)):
@@ -204,6 +221,10 @@ class BlockFile:
             low = HEADER_BYTES + block * BLOCK_BYTES
             self.touched_bytes += BLOCK_BYTES
             self._check(block, self._map[low : HEADER_BYTES + min((block + 1) * BLOCK_BYTES, self.data_bytes)].data)
+
+    def _complain(self, block: int) -> None:
+        low, high = HEADER_BYTES + block * BLOCK_BYTES, HEADER_BYTES + min((block + 1) * BLOCK_BYTES, self.data_bytes)
+        raise DataError(f"{self.path}: block {block} (bytes {low} to {high}) does not match its checksum. {REMEDY}")
 
     def release(self) -> None:
         """Let go of the memory that what was read so far takes: who reads a file through once would otherwise hold all of it. Arrays stay

@@ -1,42 +1,35 @@
 """Raw text to a dataset folder: the stages in order, each kept under a key of all that it depends on.
 
 Killed at any moment and started again, a build goes on and ends with the same bytes; so it does with any number of
-workers. The dataset appears as a whole, by one rename, and nothing in it says when or where it was built.
+workers, and of processes on other machines that did portions of it before. The dataset appears as a whole, by one rename, and nothing
+in it says when or where it was built.
 """
 
 from __future__ import annotations
 
-import fcntl
-import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Literal
 
 from data_pipeline.assemble import Built, assemble, contamination_files, make_plans
-from data_pipeline.cache_key import cache_key
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset
-from data_pipeline.decontaminate.evidence import contamination_lines, read_evidence
-from data_pipeline.decontaminate.stage import Search
-from data_pipeline.dedup.edit import cut_repeats
-from data_pipeline.dedup.stage import count, deduplicate
-from data_pipeline.earlier import Earlier, open_earlier
-from data_pipeline.errors import ConfigError, DataError, Fault, RunInUseError
-from data_pipeline.fim import fim_of
-from data_pipeline.ingest import dropped_path, ingest
-from data_pipeline.inputs import ReadTask, find_inputs, unpinned
+from data_pipeline.dedup.signatures import make_signatures, signature_jobs
+from data_pipeline.errors import DataError
+from data_pipeline.ingest import dropped_path, parts_of, read_missing
+from data_pipeline.inputs import unpinned
 from data_pipeline.pool import Workers, started
+from data_pipeline.portion import Portion
 from data_pipeline.progress import Progress, duration, size
-from data_pipeline.sharding import make_shard, plan_shards
-from data_pipeline.source_loss import check_losses, check_stored_losses
-from data_pipeline.split import held_out
-from data_pipeline.storage import remove_leftovers
-from data_pipeline.summary import dedup_line, summary_lines
-from data_pipeline.tokenizer.stage import make_tokenizer, tokenizer_content
+from data_pipeline.publish import publish
+from data_pipeline.sharding import make_shard
+from data_pipeline.source_loss import check_stored_losses
+from data_pipeline.stages import Asked, ask, plan, read_jobs
+from data_pipeline.storage import atomic_write, is_url, remove_leftovers
+from data_pipeline.summary import summary_lines
+from data_pipeline.work_folder import finished_at, held, prune
+
+Stage = Literal["read", "join", "encode"]
 
 
 def build(config: DataConfig, *, quiet: bool = False, replace: bool = False) -> Dataset:
@@ -44,217 +37,96 @@ def build(config: DataConfig, *, quiet: bool = False, replace: bool = False) -> 
     dataset in the output folder gives way once the new one is complete.
 
     Raises ConfigError where the output holds something else, DataError where the text can't be used, RunInUseError while
-    another build of the same output runs.
+    another build of the same output runs, MegatronLiteError where a remote output can't be written.
     """
     progress = Progress(quiet=quiet)
     begin = time.monotonic()
-    with _lock(config.work_folder), started(config.workers) as workers:
+    with held(config.work_folder), started(config.workers) as workers:
         remove_leftovers(config.folder)
-        search = Search.of(config.decontaminate, config.normalise) if config.decontaminate is not None else None
-        tasks = find_inputs(config, workers, progress, search=search)
-        earlier = _open_earlier(config)
-        identities = [["earlier", [each.content for each in earlier]]] if earlier else []
-        tokenizer = tokenizer_content(config.tokenizer)
-        key = cache_key("build", {**config.content(), "tokenizer": tokenizer}, [task.key for task in tasks], *identities)
-        ready = _ready(config.folder, key, replace=replace)
+        asked = ask(config, workers, progress)
+        ready = finished_at(config.folder, asked.key, replace=replace)
         if ready is None:
-            built = _stages(config, tasks, key, tokenizer, workers, progress, earlier, search)
+            built = _build(asked, workers, progress)
             workers.close()  # nothing below needs them, nor the memory that they hold
             assemble(built, replace=replace)
-            _prune(built)
+            prune(config.work_folder, _used(built))
         else:
             check_stored_losses(ready.manifest.ledger, limit=config.max_source_loss, progress=progress)
         dataset = Dataset.open(config.folder)
         plans = make_plans(dataset, config.packing)
+        if is_url(config.output):
+            sent = publish(config.folder, config.output, replace=replace, progress=progress)
     if ready is not None:
-        progress.say(f"{config.folder} is up to date: the same config and the same input files made it")
-        if names := unpinned(tasks):
+        progress.say(f"{config.output} is up to date: the same config and the same input files made it")
+        if names := unpinned(asked.tasks):
             progress.say(f"  {', '.join(names)} may hold other text by now: with `revision` in its source a build reads what you name")
     else:
-        progress.say(f"\n{config.folder} is ready after {duration(time.monotonic() - begin)}")
-    asked = config.tokenizer.vocab_size if config.tokenizer.type == "bpe" else None
-    for line in [*summary_lines(dataset, plans, asked_vocab=asked), *_where(config)]:
+        progress.say(f"\n{config.output} is ready after {duration(time.monotonic() - begin)}")
+    if is_url(config.output):
+        progress.say(f"{sent} files sent to {config.output}" if sent else f"everything was in {config.output} already")
+    asked_vocab = config.tokenizer.vocab_size if config.tokenizer.type == "bpe" else None
+    for line in [*summary_lines(dataset, plans, asked_vocab=asked_vocab), *_where(config)]:
         progress.say(line)
     return dataset
 
 
-def _open_earlier(config: DataConfig) -> list[Earlier]:
-    paths = (config.dedup.earlier if config.dedup is not None else None) or []
-    if own := [path for path in paths if Path(path).resolve() == config.folder.resolve()]:
-        raise ConfigError(
-            [Fault("dedup.earlier", own[0], "datasets other than the output", "choose another output: the earlier one stays")]
-        )
-    return open_earlier(paths)
+def build_portion(config: DataConfig, stage: Stage, portion: Portion, *, quiet: bool = False) -> None:
+    """Do a portion of what `build` would do, in advance and beside others that do the rest, on any machine that sees the same files.
+
+    read: read, clean, and MinHash signatures, for a portion of the input. join: all that looks at the whole corpus, by one process
+    when everything is read. encode: a portion of the shards, when that is done. After them `build` finds its work done; what is missing,
+    it does itself. Done again, a portion takes what is there. Raises as `build`, and DataError where files changed in between.
+    """
+    progress = Progress(quiet=quiet)
+    with held(config.work_folder, shared=stage != "join"), started(config.workers) as workers:
+        if stage == "read":
+            _read(ask(config, workers, progress, portion=portion), workers, progress)
+            return
+        asked = ask(config, workers, progress)
+        joined = config.work_folder / "joined" / asked.key
+        if stage == "encode" and not joined.exists():
+            raise DataError(f"{config.work_folder}: the stage before this one is not done for these inputs. If files changed, begin again.")
+        planned = plan(asked, workers, progress)
+        if stage == "join":
+            with atomic_write(joined):
+                return
+        jobs = portion.of(planned.jobs)
+        with progress.stage("encode", sum(job.text_bytes for job in jobs)) as advance:
+            workers.run(make_shard, jobs, advance=advance)
 
 
-def _stages(
-    config: DataConfig,
-    tasks: list[ReadTask],
-    key: str,
-    tokenizer: dict[str, Any],
-    workers: Workers,
-    progress: Progress,
-    earlier: Sequence[Earlier],
-    search: Search | None,
-) -> Built:
-    work = config.work_folder
-    names = [source.name for source in config.sources]
-    store, ledger = ingest(
-        tasks,
-        normalise=config.normalise,
-        strict=config.strict,
-        folder=work / "documents",
-        workers=workers,
-        progress=progress,
-        filters=config.filters,
-        dedup_field=config.dedup.field if config.dedup is not None else None,
-        decontaminate=search,
-    )
-    if search is not None:
-        for line in contamination_lines(search.index(), read_evidence(contamination_files(config, tasks))):
-            progress.say(line)
-    document_keys = [task.key for task in tasks]
-    duplicates = None
-    kept = np.ones(store.num_documents, dtype=bool)
-    chain = list(ledger.stages)
-    if config.dedup is not None and (config.dedup.field is not None or config.dedup.exact or config.dedup.minhash is not None):
-        settings = config.dedup.model_dump(mode="json", exclude={"lines", "substring", "earlier"})
-        compared = [[each.content for each in earlier]] if earlier else []
-        path = work / "dedup" / f"{cache_key('dedup', settings, names, document_keys, *compared)}.duplicates"
-        duplicates = deduplicate(store, config.dedup, priorities=names, path=path, workers=workers, progress=progress, earlier=earlier)
-        count(store, duplicates, ledger)
-        kept = duplicates.kept(store.num_documents)
-        chain.append("dedup")
-        progress.say(dedup_line(duplicates.stats))
-    originals = [part.path for part in store.parts]
-    edit_keys: dict[str, str] = {}
-    for stage in ("lines", "substring"):
-        if (asked := getattr(config.dedup, stage, None)) is not None:
-            edit_keys[stage] = cache_key(stage, asked.model_dump(mode="json"), names, document_keys, _content(kept))
-            store, kept = cut_repeats(
-                store,
-                kept,
-                asked,
-                stage=stage,
-                priorities=names,
-                key=edit_keys[stage],
-                folder=work / "edited",
-                workers=workers,
-                progress=progress,
-                ledger=ledger,
-            )
-            document_keys.append(edit_keys[stage])
-            chain.append(stage)
-    check_losses(ledger, chain, limit=config.max_source_loss, progress=progress)
-    validation = held_out(store.keys(), kept, fraction=config.validation.fraction, seed=config.seed)
-    train = kept & ~validation
-    tokenizer_key = cache_key("tokenizer", tokenizer, config.seed, config.validation.fraction, document_keys, _content(kept))
-    tokenizer_path = work / "tokenizer" / f"{tokenizer_key}.json"
-    facts = make_tokenizer(
-        config.tokenizer,
-        store,
-        train,
-        content=tokenizer,
-        seed=config.seed,
-        path=tokenizer_path,
-        workers=config.workers,
-        progress=progress,
-    )
-    jobs = plan_shards(
-        store,
-        kept,
-        validation,
-        sources=names,
-        vocabulary=facts.vocabulary,
-        tokenizer_path=tokenizer_path,
-        tokenizer_type=facts.type,
-        folder=work / "shards",
-        fim=fim_of(config.fim, tokenizer_json=facts.json_text, seed=config.seed),
-        fim_sources=config.fim.sources if config.fim is not None else None,
-    )
-    with progress.stage("encode", sum(job.text_bytes for job in jobs)) as advance:
-        entries = workers.run(make_shard, jobs, advance=advance)
-    for job, entry in zip(jobs, entries):
-        tally = ledger.tally("encode", job.source)
+def _read(asked: Asked, workers: Workers, progress: Progress) -> None:
+    jobs = read_jobs(asked)
+    read_missing(jobs, workers=workers, progress=progress)
+    dedup = asked.config.dedup
+    if dedup is not None and dedup.minhash is not None:
+        waiting = signature_jobs(parts_of(jobs), dedup.minhash, asked.config.work_folder / "signatures")
+        with progress.stage("signatures", sum(job.text_bytes for job in waiting)) as advance:
+            workers.run(make_signatures, waiting, advance=advance)
+
+
+def _build(asked: Asked, workers: Workers, progress: Progress) -> Built:
+    planned = plan(asked, workers, progress)
+    with progress.stage("encode", sum(job.text_bytes for job in planned.jobs)) as advance:
+        entries = workers.run(make_shard, planned.jobs, advance=advance)
+    for job, entry in zip(planned.jobs, entries):
+        tally = planned.ledger.tally("encode", job.source)
         for amount in (tally.read, tally.kept, tally.written):
             amount.add(entry.text_bytes, entry.documents)
-    ledger.balance(chain=[*chain, "encode"])
-    return Built(config, key, tasks, store, earlier, originals, list(edit_keys.values()), duplicates, facts, jobs, entries, ledger)
+    planned.ledger.balance(chain=[*planned.chain, "encode"])
+    return Built(**vars(planned), entries=entries)
 
 
-def _content(kept: np.ndarray) -> str:
-    return np.packbits(kept).tobytes().hex() if kept.size < 4096 else cache_key("dedup", np.packbits(kept).tobytes().hex())
-
-
-# ------------------------------------------------------------------------------------------------ the folder
-
-
-def _ready(folder: Path, key: str, *, replace: bool) -> Dataset | None:
-    """The finished dataset of this key, None where the place is free (or to be freed). Raises ConfigError otherwise."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        if folder.exists():
-            folder.rmdir()
-        return None
-    try:
-        dataset = Dataset.open(folder)
-    except DataError:
-        if (folder / "manifest.json").exists() and replace:
-            return None
-        raise ConfigError(
-            [
-                Fault(
-                    "output",
-                    str(folder),
-                    "a folder that doesn't exist yet, or a dataset of ours",
-                    "choose another output, or move the folder away",
-                )
-            ]
-        ) from None
-    if dataset.manifest.config.get("build_key") == key:
-        return dataset
-    if replace:
-        return None
-    raise ConfigError(
-        [
-            Fault(
-                "output",
-                str(folder),
-                "a place for this dataset",
-                "another config, or other input files, made the dataset there: choose another output, or add --replace",
-            )
-        ]
-    )
-
-
-@contextmanager
-def _lock(work: Path) -> Iterator[None]:
-    """Hold the work folder; a dead build's hold is gone with it. What killed writers left there is removed."""
-    work.mkdir(parents=True, exist_ok=True)
-    with open(work / "lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RunInUseError(f"another build is writing {work}: wait for it, or choose another output") from None
-        for path in [*work.glob(".*.tmp-*"), *work.glob("*/.*.tmp-*")]:
-            path.unlink(missing_ok=True)
-        yield
-
-
-def _prune(built: Built) -> None:
-    """Delete work of other configs, so that the work folder stays as large as one build needs."""
-    used = (
-        {*built.originals, *(part.path for part in built.store.parts)}
-        | {job.path for job in built.jobs}
-        | {job.done_path for job in built.jobs}
-    )
-    used |= {built.config.work_folder / "documents" / f"{task.key}.json" for task in built.tasks}
-    used |= {dropped_path(built.config.work_folder / "documents", task) for task in built.tasks}
-    used |= {*contamination_files(built.config, built.tasks), *(Path(job.tokenizer_path) for job in built.jobs)}
-    used |= {path for key in built.edit_keys for path in built.config.work_folder.glob(f"edited/{key}*")}
-    for stage in ("documents", "edited", "tokenizer", "shards"):
-        for path in (built.config.work_folder / stage).glob("*"):
-            if path not in used:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+def _used(built: Built) -> set[Path]:
+    """What of the work folder the next build can use."""
+    work = built.config.work_folder
+    used = {*built.originals, *(part.path for part in built.store.parts)}
+    used |= {path for job in built.jobs for path in (job.path, job.done_path, Path(job.tokenizer_path))}
+    used |= {path for task in built.tasks for path in (work / "documents" / f"{task.key}.json", dropped_path(work / "documents", task))}
+    return used | {
+        *contamination_files(built.config, built.tasks),
+        *(path for key in built.edit_keys for path in work.glob(f"edited/{key}*")),
+    }
 
 
 def _where(config: DataConfig) -> list[str]:

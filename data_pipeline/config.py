@@ -14,6 +14,7 @@ from data_pipeline.filters.config import FiltersConfig
 from data_pipeline.fim import FimConfig
 from data_pipeline.normalise import NormaliseConfig
 from data_pipeline.schema import Section, compose, validate
+from data_pipeline.storage import is_url
 
 Method = Literal["best_fit", "concat"]
 LATER_SECTIONS = {"filters", "decontaminate", "fim"}
@@ -119,7 +120,8 @@ class PackingConfig(Section):
 class DataConfig(Section):
     """Raw text to a dataset folder."""
 
-    output: str  # the dataset folder
+    output: str  # the dataset folder, or the URL of one: built in `work`, then published
+    work: str | None = None  # where work is kept that makes the next build fast; null: beside the output, in OUTPUT.work
     seed: int = Field(1234, ge=0)  # which documents are held out, and which the tokenizer is trained on
     sources: list[SourceConfig] = Field(min_length=1)
     normalise: NormaliseConfig = NormaliseConfig()
@@ -137,9 +139,17 @@ class DataConfig(Section):
     @field_validator("output")
     @classmethod
     def _somewhere(cls, value: str) -> str:
-        if not value or "://" in value:
-            raise ValueError("a local folder | the dataset is written there; raw text may be remote, the dataset may not")
+        if not value.rstrip("/") or value.endswith(":/"):
+            raise ValueError("a folder, or a URL such as s3://bucket/name | the dataset is written there")
         return value
+
+    @model_validator(mode="after")
+    def _work_is_here(self) -> DataConfig:
+        if is_url(self.output) and self.work is None:
+            raise ValueError("work, a local folder, where the output is a URL | the dataset is built there: work: data/NAME.work")
+        if self.work is not None and (not self.work or is_url(self.work)):
+            raise ValueError("work in a local folder | the files of a build are mapped into memory")
+        return self
 
     @field_validator("sources")
     @classmethod
@@ -157,17 +167,24 @@ class DataConfig(Section):
         return self
 
     @property
+    def name(self) -> str:
+        return self.output.rstrip("/").rpartition("/")[2]
+
+    @property
     def folder(self) -> Path:
-        return Path(self.output)
+        """Where the dataset is built: the output, or the copy from which it is published."""
+        return self.work_folder / "dataset" if is_url(self.output) else Path(self.output)
 
     @property
     def work_folder(self) -> Path:
         """What a later build can use again; deleting it costs time and nothing else."""
-        return self.folder.with_name(self.folder.name + ".work")
+        if self.work is not None:
+            return Path(self.work)
+        return Path(self.output).with_name(Path(self.output).name + ".work")
 
     def content(self) -> dict[str, Any]:
         """The part that decides what is built: not where, nor with how many workers, nor which plans are added."""
-        content = self.model_dump(mode="json", exclude={"output", "workers", "packing", "max_source_loss"})
+        content = self.model_dump(mode="json", exclude={"output", "work", "workers", "packing", "max_source_loss"})
         content["tokenizer"] = self.tokenizer.content()
         # Sections that came later stand in no older config, so that a dataset without them keeps its key and its bytes.
         return {key: value for key, value in content.items() if value is not None or key not in LATER_SECTIONS}

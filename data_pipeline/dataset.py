@@ -6,6 +6,7 @@ import hashlib
 from bisect import bisect_right
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,14 +15,20 @@ from data_pipeline.manifest import Manifest, SourceEntry, read_manifest
 from data_pipeline.packing import Method
 from data_pipeline.plans import Plan, PlanKey, make_plan, open_plan
 from data_pipeline.shards import Shard, Vocabulary, check_shards
-from data_pipeline.storage import sha256_file
+from data_pipeline.storage import is_url, sha256_file
+
+if TYPE_CHECKING:
+    from data_pipeline.block_cache import CacheConfig
+    from data_pipeline.remote import RemoteDataset
 
 
 class TokenSource:
     """One source of one split: documents numbered through its shards in order."""
 
-    def __init__(self, folder: Path, entry: SourceEntry, *, vocabulary: Vocabulary, manifest_hash: str) -> None:
-        self.folder, self.entry = folder, entry
+    def __init__(
+        self, folder: Path, entry: SourceEntry, *, vocabulary: Vocabulary, manifest_hash: str, remote: RemoteDataset | None = None
+    ) -> None:
+        self.folder, self.entry, self.remote = folder, entry, remote
         self.name, self.split, self.hash = entry.name, entry.split, entry.hash
         self.num_documents, self.num_tokens, self.text_bytes = entry.documents, entry.tokens, entry.text_bytes
         self._vocabulary, self._manifest_hash = vocabulary, manifest_hash
@@ -32,8 +39,9 @@ class TokenSource:
     def shards(self) -> list[Shard]:
         """All shards, opened and compared with the manifest. Raises DataError naming one that doesn't belong."""
         shards = []
-        for entry in self.entry.shards:
-            shard = Shard(self.folder / entry.file)
+        names = [entry.file for entry in self.entry.shards]
+        found = map(Shard, [self.folder / name for name in names]) if self.remote is None else self.remote.open_shards(names)
+        for entry, shard in zip(self.entry.shards, found):
             if (shard.num_documents, shard.num_tokens) != (entry.documents, entry.tokens):
                 raise DataError(
                     f"{shard.path}: holds {shard.num_documents} documents and {shard.num_tokens} tokens, the manifest says {entry.documents} and {entry.tokens}. "
@@ -70,22 +78,35 @@ class TokenSource:
             method=method,
         )
         folder = self.folder / "packing"
+        if self.remote is not None:
+            self.remote.fetch_plan(key.file_name)
         return open_plan(folder, key) or make_plan(folder, key, self.lengths())
 
 
 class Dataset:
-    """A dataset folder. Opening reads the manifest and checks its hash; shards are opened when rows are."""
+    """A dataset folder. Opening reads the manifest and checks its hash; shards are opened when rows are. Of one in object storage, `path`
+    is where its small files are copied to; `location` is where it is, for messages."""
 
-    def __init__(self, path: Path, manifest: Manifest, manifest_hash: str) -> None:
-        self.path, self.manifest, self.manifest_hash = path, manifest, manifest_hash
+    def __init__(self, path: Path, manifest: Manifest, manifest_hash: str, *, remote: RemoteDataset | None = None) -> None:
+        self.path, self.manifest, self.manifest_hash, self.remote = path, manifest, manifest_hash, remote
+        self.location = str(path) if remote is None else remote.remote.url
         self.vocabulary = manifest.vocabulary
-        opened = [TokenSource(path, entry, vocabulary=manifest.vocabulary, manifest_hash=manifest_hash) for entry in manifest.sources]
+        opened = [
+            TokenSource(path, entry, vocabulary=manifest.vocabulary, manifest_hash=manifest_hash, remote=remote)
+            for entry in manifest.sources
+        ]
         self.sources = [source for source in opened if source.split == "train"]
         self.validation = [source for source in opened if source.split == "validation"]
 
     @classmethod
-    def open(cls, path: str | Path) -> Dataset:
-        """Raises DataError if the folder is no finished dataset or its manifest was changed."""
+    def open(cls, path: str | Path, *, cache: CacheConfig | None = None) -> Dataset:
+        """A local folder, or a URL of one: then `cache` says where its blocks are kept. Raises DataError if the folder is no finished
+        dataset or its manifest was changed."""
+        if is_url(str(path)):
+            from data_pipeline.remote import RemoteDataset
+
+            remote = RemoteDataset(str(path), cache)
+            return cls(remote.folder, *read_manifest(remote.folder), remote=remote)
         folder = Path(path)
         return cls(folder, *read_manifest(folder))
 

@@ -16,7 +16,7 @@ import numpy as np
 from data_pipeline.blockfile import BlockFile, write_blockfile
 from data_pipeline.cache_key import cache_key
 from data_pipeline.dataset import Dataset, TokenSource
-from data_pipeline.dedup.columns import Columns, DocRecord, batches, columns_of
+from data_pipeline.dedup.columns import Columns, DocRecord, batches, columns_from, columns_of, rows_of
 from data_pipeline.dedup.config import MinHashConfig
 from data_pipeline.fim import Fim, document_text, fim_of_dataset
 from data_pipeline.pool import Report, Workers
@@ -62,20 +62,11 @@ class Earlier:
 
     def columns(self, config: MinHashConfig | None, index: Path) -> Iterator[Columns]:
         """A few rows at a time, from the index."""
-        row = _row(config)
         file = BlockFile(index, kind="dedup index")
         for first in range(0, self.num_documents, PART_DOCUMENTS):
             stop = min(first + PART_DOCUMENTS, self.num_documents)
-            rows = file.read("rows", first * row.itemsize, stop * row.itemsize).view(row)
-            yield Columns(
-                ids=np.array([self.id_of(number).encode() for number in range(first, stop)], dtype=np.bytes_),
-                priorities=np.full(stop - first, -1, dtype=np.int64),
-                lengths=rows["length"].astype(np.int64),
-                keys=rows["key"].astype(np.uint64),
-                bands=rows["bands"].astype(np.uint64).reshape(stop - first, -1),
-                sketches=np.ascontiguousarray(rows["sketch"]).reshape(stop - first, -1),
-                has_signature=rows["has_signature"].astype(np.bool_),
-            )
+            ids = [self.id_of(number).encode() for number in range(first, stop)]
+            yield columns_from(file, config, first, stop, ids=ids, priority=-1)
 
     def index(self, config: MinHashConfig | None, *, folder: Path, workers: Workers, progress: Progress) -> Path:
         """The index, made where it is missing: in the dataset, or in `folder` where that can't be written to."""
@@ -128,21 +119,7 @@ def index_part(job: tuple[str, int, int, MinHashConfig | None], report: Report) 
             yield DocRecord(str(number), text)
             report(len(text))
 
-    return b"".join(_rows(columns_of(batch, config), config) for batch in batches(records()))
-
-
-def _row(config: MinHashConfig | None) -> np.dtype[Any]:
-    bands, rows = (0, 0) if config is None else (config.num_bands, config.num_bands * config.rows_per_band)
-    return np.dtype(
-        [("key", "<u8", (2,)), ("length", "<i8"), ("has_signature", "u1"), ("bands", "<u8", (bands,)), ("sketch", "u1", (rows,))]
-    )
-
-
-def _rows(columns: Columns, config: MinHashConfig | None) -> bytes:
-    rows = np.zeros(len(columns.ids), dtype=_row(config))
-    rows["key"], rows["length"], rows["has_signature"] = columns.keys, columns.lengths, columns.has_signature
-    rows["bands"], rows["sketch"] = columns.bands, columns.sketches
-    return rows.tobytes()
+    return b"".join(rows_of(columns_of(batch, config), config) for batch in batches(records()))
 
 
 def open_earlier(paths: Sequence[str]) -> list[Earlier]:

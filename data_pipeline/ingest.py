@@ -65,41 +65,35 @@ def contamination_path(folder: Path, task: ReadTask) -> Path:
     return folder / f"{task.key}.contamination.jsonl"
 
 
-def ingest(
-    tasks: Sequence[ReadTask],
-    *,
-    normalise: NormaliseConfig,
-    strict: bool,
-    folder: Path,
-    workers: Workers,
-    progress: Progress,
-    filters: FiltersConfig | None = None,
-    dedup_field: str | None = None,
-    decontaminate: Search | None = None,
-) -> tuple[DocumentStore, Ledger]:
+def ingest(jobs: Sequence[ReadJob], *, workers: Workers, progress: Progress) -> tuple[DocumentStore, Ledger]:
     """Read what isn't read yet. Parts and books are the same whatever the number of workers and however often it was killed.
 
     Raises DataError where nothing is left to go on with.
     """
-    jobs = [ReadJob(task, normalise, strict, folder, filters, dedup_field, decontaminate) for task in tasks]
-    waiting = [job for job in jobs if not job.done_path.exists()]
-    if waiting:
-        if decontaminate is not None:
-            decontaminate.index()  # its faults come out before any work is done
-        with progress.stage("read", sum(job.task.num_bytes for job in waiting)) as advance:
-            workers.run(read_task, waiting, advance=advance)
+    read_missing(jobs, workers=workers, progress=progress)
     ledger = Ledger()
-    parts: list[tuple[str, Part]] = []
     for job in jobs:
-        done = json.loads(job.done_path.read_text())
-        ledger.merge(Ledger.from_dict(done["ledger"]))
-        parts.extend((job.task.source.name, Part(folder / name)) for name in done["parts"])
-    store = DocumentStore(parts)
+        ledger.merge(Ledger.from_dict(json.loads(job.done_path.read_text())["ledger"]))
+    store = DocumentStore(parts_of(jobs))
     if not store.num_documents:
         filtered = any(ledger.total(stage).read.documents for stage in ledger.stages if stage != "read")
         advice = "Loosen the filters." if filtered else "Check text_field and format of the sources."
         raise DataError(f"no documents in the input: {_why_none(ledger)}. {advice}")
     return store, ledger
+
+
+def read_missing(jobs: Sequence[ReadJob], *, workers: Workers, progress: Progress) -> None:
+    waiting = [job for job in jobs if not job.done_path.exists()]
+    if waiting:
+        if (search := waiting[0].decontaminate) is not None:
+            search.index()  # its faults come out before any work is done
+        with progress.stage("read", sum(job.task.num_bytes for job in waiting)) as advance:
+            workers.run(read_task, waiting, advance=advance)
+
+
+def parts_of(jobs: Sequence[ReadJob]) -> list[tuple[str, Part]]:
+    """(source, part) of what was read, in order."""
+    return [(job.task.source.name, Part(job.folder / name)) for job in jobs for name in json.loads(job.done_path.read_text())["parts"]]
 
 
 def read_task(job: ReadJob, report: Report) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,12 @@ from data_pipeline.decontaminate.stage import Search
 from data_pipeline.errors import ConfigError, DataError, Fault
 from data_pipeline.filters.stage import filters_key
 from data_pipeline.pool import Report, Workers
+from data_pipeline.portion import ALL, Portion
 from data_pipeline.progress import Progress
 from data_pipeline.storage import atomic_write, is_url, list_files, named_files, sha256_file
 
 TASK_BYTES = 32 << 20
+_TAGS = ("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "Digest", "mtime", "LastModified", "last_modified")  # of fsspec's stores
 
 
 @dataclass(frozen=True)
@@ -48,26 +52,37 @@ class ReadTask:
     key: str
 
 
-def find_inputs(config: DataConfig, workers: Workers, progress: Progress, *, search: Search | None) -> list[ReadTask]:
-    """All read tasks, sources in the order of the config, files in the order of their names. `search`: of config.decontaminate.
-    Raises DataError for a source without files, and for two sources that have a file in common."""
+def find_inputs(
+    config: DataConfig, workers: Workers, progress: Progress, *, search: Search | None, portion: Portion = ALL
+) -> list[ReadTask]:
+    """All read tasks, or a portion of them: sources in the order of the config, files in the order of their names. `search`: of
+    config.decontaminate. Raises DataError for a source without files, and for two sources that have a file in common."""
     listed = {source.name: _listed(source) for source in config.sources}
     _check_disjoint(listed)
-    hashes = _hashes([path for pairs in listed.values() for path, _ in pairs], config.work_folder / "inputs.json", workers, progress)
+    stamps = {path: stamp_of(path) for pairs in listed.values() for path, _ in pairs}
+    units: list[tuple[SourceConfig, list[tuple[str, str]]]] = []
+    for source in config.sources:
+        pairs = listed[source.name]
+        whole = source.dataset is not None  # one on the Hub has no files here
+        units += [(source, group) for group in ([pairs] if whole else _groups(pairs, stamps))]
+    units = portion.of(units)
+    stamps = {path: stamps[path] for _, group in units for path, _ in group}
+    hashes = _hashes(stamps, config.work_folder, portion, workers, progress)
     cleaning: list[Any] = [] if config.filters is None else [filters_key(config.filters)]
     cleaning += [search.key] if search is not None else []
     cleaning += [["field", config.dedup.field]] if config.dedup is not None and config.dedup.field is not None else []
     tasks: list[ReadTask] = []
-    for source in config.sources:
-        files = [InputFile(path, name, *hashes[path]) for path, name in listed[source.name]]
+    for source, group in units:
+        files = [InputFile(path, name, stamps[path][0], hashes[path], stamps[path]) for path, name in group]
         settings = [source.model_dump(mode="json", exclude={"files"}), config.normalise.model_dump(mode="json"), config.strict, *cleaning]
-        if source.dataset is not None and not files:
-            tasks.append(ReadTask(source, (), 0, cache_key("read", settings, "by name")))
-        groups = [files] if source.dataset is not None and files else _groups(files)
-        for group in groups:
-            key = cache_key("read", settings, [[file.name, file.hash] for file in group])
-            tasks.append(ReadTask(source, tuple(group), sum(file.num_bytes for file in group), key))
+        content = [[file.name, file.hash] for file in files] if files else "by name"
+        tasks.append(ReadTask(source, tuple(files), sum(file.num_bytes for file in files), cache_key("read", settings, content)))
     return tasks
+
+
+def check_inputs(config: DataConfig) -> None:
+    """List them and no more; raises as find_inputs."""
+    _check_disjoint({source.name: _listed(source) for source in config.sources})
 
 
 def _listed(source: SourceConfig) -> list[tuple[str, str]]:
@@ -100,52 +115,61 @@ def _check_disjoint(listed: dict[str, list[tuple[str, str]]]) -> None:
                 )
 
 
-def _groups(files: Sequence[InputFile]) -> list[list[InputFile]]:
+def _groups(pairs: Sequence[tuple[str, str]], stamps: Mapping[str, tuple[Any, ...]]) -> list[list[tuple[str, str]]]:
     """Consecutive files of up to TASK_BYTES together; the cut depends on the files alone, never on the workers."""
-    groups: list[list[InputFile]] = []
+    groups: list[list[tuple[str, str]]] = []
     room = 0
-    for file in files:
-        if not groups or file.num_bytes > room:
+    for path, name in pairs:
+        num_bytes = stamps[path][0]
+        if not groups or num_bytes > room:
             groups.append([])
             room = TASK_BYTES
-        groups[-1].append(file)
-        room -= file.num_bytes
+        groups[-1].append((path, name))
+        room -= num_bytes
     return groups
 
 
 # ------------------------------------------------------------------------------------------------- hashing
 
 
-def _hashes(paths: Sequence[str], memo_path: Path, workers: Workers, progress: Progress) -> dict[str, tuple[int, str, tuple[Any, ...]]]:
-    """(bytes, sha256, stamp) of each file. A file that the system says was not touched since it was hashed isn't read again: its
+def _hashes(stamps: Mapping[str, tuple[Any, ...]], folder: Path, portion: Portion, workers: Workers, progress: Progress) -> dict[str, str]:
+    """sha256 of each file. A file that the system says was not touched since it was hashed isn't read again: its
     inode, length, and both times, of the contents and of any change, are what they were."""
+    memos = sorted(folder.glob("inputs*.json"))
     memo: dict[str, Any] = {}
-    if memo_path.is_file():
-        try:
-            memo = json.loads(memo_path.read_text())
-        except ValueError:
-            memo = {}  # it only saves time
-    stamps = {path: stamp_of(path) for path in paths}
-    known = {path: memo[path]["hash"] for path in paths if memo.get(path, {}).get("stamp") == list(stamps[path])}
-    missing = [path for path in paths if path not in known]
+    for path in memos:
+        with suppress(ValueError):  # it only saves time
+            memo |= json.loads(path.read_text())
+    known = {
+        path: memo[path]["hash"] for path, stamp in stamps.items() if _is_telling(stamp) and memo.get(path, {}).get("stamp") == list(stamp)
+    }
+    missing = [path for path in stamps if path not in known]
     if missing:
-        total = sum(stamps[path][0] for path in missing)
         batches = [missing[first : first + 256] for first in range(0, len(missing), 256)]
-        with progress.stage("hash inputs", total) as advance:
+        with progress.stage("hash inputs", sum(stamps[path][0] for path in missing)) as advance:
             for batch, digests in zip(batches, workers.run(_hash_files, batches, advance=advance)):
                 known.update(zip(batch, digests))
-        with atomic_write(memo_path) as file:
-            file.write(json.dumps({path: {"stamp": stamps[path], "hash": known[path]} for path in paths}).encode())
-    return {path: (stamps[path][0], known[path], stamps[path]) for path in paths}
+    own = folder / ("inputs.json" if portion == ALL else f"inputs-{portion.index}-of-{portion.count}.json")
+    if missing or (portion == ALL and memos not in ([], [own])):
+        with atomic_write(own) as file:
+            file.write(json.dumps({path: {"stamp": stamp, "hash": known[path]} for path, stamp in stamps.items()}).encode())
+        for path in memos if portion == ALL else []:
+            if path != own:
+                path.unlink(missing_ok=True)
+    return known
 
 
 def stamp_of(path: str) -> tuple[Any, ...]:
-    """(bytes, and whatever changes when a file is touched)."""
+    """(bytes, and whatever changes when a file is touched; of a URL nothing more, where its server doesn't say)."""
     if is_url(path):
         import fsspec
 
         filesystem, name = fsspec.core.url_to_fs(path)
-        return int(filesystem.info(name).get("size") or 0), filesystem.ukey(name)
+        try:
+            info = filesystem.info(name)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: can't be read ({error})") from None
+        return int(info.get("size") or 0), *[str(info[key]) for key in _TAGS if info.get(key)][:1]
     try:
         found = Path(path).stat()
     except OSError as error:
@@ -153,16 +177,30 @@ def stamp_of(path: str) -> tuple[Any, ...]:
     return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
 
+def _is_telling(stamp: tuple[Any, ...]) -> bool:
+    return len(stamp) > 1
+
+
 def _hash_files(paths: Sequence[str], report: Report) -> list[str]:
     digests = []
     for path in paths:
         if is_url(path):
-            stamp = stamp_of(path)
-            digests.append(f"remote:{stamp[0]}:{stamp[1]}")  # the store's own tag: hashing would download it twice
+            stamp = stamp_of(path)  # with the store's own tag: hashing would download it twice
+            digests.append(f"remote:{stamp[0]}:{stamp[1]}" if _is_telling(stamp) else _hash_url(path))
         else:
             digests.append(sha256_file(path))
             report(Path(path).stat().st_size)
     return digests
+
+
+def _hash_url(path: str) -> str:
+    import fsspec
+
+    digest = hashlib.sha256()
+    with fsspec.open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def describe_inputs(tasks: Sequence[ReadTask]) -> list[dict[str, Any]]:

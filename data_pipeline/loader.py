@@ -46,6 +46,9 @@ class _Stream:
     def __init__(self, dataset: Dataset, sources: Sequence[TokenSource], *, sequence_length: int, packing: Method, seed: int) -> None:
         self.dataset, self.sources, self.token_bytes = dataset, list(sources), dataset.token_bytes
         self.plans = [source.plan(sequence_length, packing) for source in sources]
+        if dataset.remote is not None:
+            for source in sources:
+                source.shards  # noqa: B018 (opened now: a missing one is found before training starts, and threads don't all open them)
         self._ends = np.cumsum([plan.num_rows for plan in self.plans]).tolist()
         self.num_rows: int = self._ends[-1] if self._ends else 0
         self.hash = hashlib.sha256("".join(source.hash for source in sources).encode()).hexdigest()
@@ -107,7 +110,7 @@ class RowSource:
         if split == "validation":
             if not any(stream.num_rows for stream in streams):
                 raise DataError(
-                    f"{', '.join(str(dataset.path) for dataset, _, _ in mixture)}: no held-out documents. "
+                    f"{', '.join(dataset.location for dataset, _, _ in mixture)}: no held-out documents. "
                     "Set validation.fraction above 0 in the data config and build again, or turn evaluation off."
                 )
             return cls(
@@ -150,6 +153,11 @@ class RowSource:
             begin_id=self.vocabulary.begin_id,
             token_bytes=self._streams[place.entry].token_bytes,
         )
+
+    @property
+    def num_threads(self) -> int:
+        """How many should read: blocks that come over a network are waited for, many at a time."""
+        return max(1 if stream.dataset.remote is None else 16 for stream in self._streams)
 
     def dataset(self, entry: int) -> Dataset:
         """The dataset of an entry of the mixture."""
@@ -212,11 +220,11 @@ def _chosen(dataset: Dataset, names: Sequence[str] | None, *, split: str) -> lis
     known = [source.name for source in dataset.sources]
     for name in names or ():
         if name not in known:
-            raise DataError(f"{dataset.path} has no source {name!r}; it has {', '.join(known)}")
+            raise DataError(f"{dataset.location} has no source {name!r}; it has {', '.join(known)}")
     chosen = [source for source in sources if names is None or source.name in names]
     if split == "train" and not sum(source.num_tokens for source in chosen):
         raise DataError(
-            f"{dataset.path} has no training tokens in {', '.join(names or known) or 'any source'}. Build it from text that has some."
+            f"{dataset.location} has no training tokens in {', '.join(names or known) or 'any source'}. Build it from text that has some."
         )
     return chosen
 
@@ -225,7 +233,7 @@ def _check_tokenizers(datasets: Sequence[Dataset]) -> None:
     for dataset in datasets[1:]:
         if dataset.vocabulary != datasets[0].vocabulary:
             raise DataError(
-                f"{dataset.path} was made with tokenizer {dataset.tokenizer_hash[:12]}, {datasets[0].path} with {datasets[0].tokenizer_hash[:12]}: "
+                f"{dataset.location} was made with tokenizer {dataset.tokenizer_hash[:12]}, {datasets[0].location} with {datasets[0].tokenizer_hash[:12]}: "
                 "their ids mean different text. Build one of them again with `tokenizer: {type: pretrained, name_or_path: OTHER/tokenizer.json}`."
             )
 
@@ -239,10 +247,10 @@ def _check_once(mixture: Sequence[MixtureEntry], chosen: Sequence[Sequence[Token
                     [
                         Fault(
                             "data.sources",
-                            f"{dataset.path}: {source.name}",
+                            f"{dataset.location}: {source.name}",
                             "each source once",
                             f"{seen[source.hash]} has the same tokens; give it a larger weight instead",
                         )
                     ]
                 )
-            seen[source.hash] = f"{dataset.path}: {source.name}"
+            seen[source.hash] = f"{dataset.location}: {source.name}"

@@ -14,6 +14,7 @@ from data_pipeline.storage import atomic_write
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "validation")
+MANIFEST_FILES = ("manifest.json", "manifest.sha256")  # written in this order, after all else
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ class RowReader(Protocol):
 
 
 class Prefetcher(Iterator[list[Row]]):
-    """Iterates over the rows of each batch of sample numbers, in order, `depth` batches ahead.
+    """Iterates over the rows of each batch of sample numbers, in order, `depth` batches ahead, each read by `num_threads` side by side.
 
     An exception in a thread comes out at its batch's turn. `close` (or leaving a `with`) waits for what is being read.
     """
@@ -25,14 +25,18 @@ class Prefetcher(Iterator[list[Row]]):
         assert depth >= 1 and num_threads >= 1
         self._rows, self._batches = rows, iter(batches)
         self._pool = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="rows")
-        self._ahead: deque[Future[list[Row]]] = deque()
+        self._num_threads = num_threads
+        self._ahead: deque[list[Future[list[Row]]]] = deque()
         for _ in range(depth):
             self._submit()
 
     def _submit(self) -> None:
         batch = next(self._batches, None)
         if batch is not None:
-            self._ahead.append(self._pool.submit(self._read, list(batch)))
+            samples = list(batch)
+            share = max(1, -(-len(samples) // self._num_threads))
+            shares = [samples[first : first + share] for first in range(0, len(samples), share)]
+            self._ahead.append([self._pool.submit(self._read, each) for each in shares])
 
     def _read(self, batch: list[int]) -> list[Row]:
         return [self._rows[sample] for sample in batch]
@@ -40,7 +44,7 @@ class Prefetcher(Iterator[list[Row]]):
     def __next__(self) -> list[Row]:
         if not self._ahead:
             raise StopIteration
-        rows = self._ahead.popleft().result()
+        rows = [row for share in self._ahead.popleft() for row in share.result()]
         self._submit()
         return rows
 

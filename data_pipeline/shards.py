@@ -115,8 +115,8 @@ class ShardWriter:
 class Shard:
     """A shard opened for reading; every block is verified when first touched."""
 
-    def __init__(self, path: str | Path) -> None:
-        self._file = BlockFile(path, kind="shard")
+    def __init__(self, file: str | Path | BlockFile) -> None:
+        self._file = file if isinstance(file, BlockFile) else BlockFile(file, kind="shard")
         self._index = Index(self._file)
         self.path, self.digest = self._file.path, self._file.digest
         self.meta = self._file.meta
@@ -129,7 +129,7 @@ class Shard:
             and self.offsets[-1] == self.num_tokens == self._file.length("tokens")
         )
         if not (sound and (np.diff(self.offsets) > 0).all()):
-            raise DataError(f"{path}: the document index does not cover the {self._file.length('tokens')} tokens. {REMEDY}")
+            raise DataError(f"{self.path}: the document index does not cover the {self._file.length('tokens')} tokens. {REMEDY}")
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
         """Stored tokens start..stop-1. Raises DataError naming the place of an id outside the vocabulary."""

@@ -1,6 +1,6 @@
 """Files: list and open them wherever they are, write them so that what exists is whole, check their bytes.
 
-Local paths and fsspec URLs (anything with `://`) are read; only local paths are written.
+Local paths and fsspec URLs (anything with `://`) are read; only local paths are written here (publish.py sends datasets away).
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def find_documents(datasets: Sequence[Dataset], id: str) -> list[Stored]:
     if not found or len(set(ids)) > 1 or len({each.entry for each in found}) < len(found):
         what = "no document" if not found else f"{len(found)} documents"
         hint = "; duplicates.jsonl lists those that were removed" if not found else ": give more digits"
-        raise DataError(f"{', '.join(str(dataset.path) for dataset in datasets)}: {what} with an id that begins with {id!r}{hint}")
+        raise DataError(f"{', '.join(dataset.location for dataset in datasets)}: {what} with an id that begins with {id!r}{hint}")
     return found
 
 

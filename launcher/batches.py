@@ -46,7 +46,7 @@ class Batches(Iterator[GlobalBatch]):
         assert share * dp.size == global_batch_size and share % micro_batch_size == 0, (global_batch_size, dp.size, micro_batch_size)
         self._micro_batch_size, self._document_mask, self._device = micro_batch_size, document_mask, device
         to_read, self._samples = tee(range(first, first + share) for first in count(start_sample + dp.rank * share, global_batch_size))
-        self._prefetcher = Prefetcher(rows, to_read, depth=PREFETCHED)
+        self._prefetcher = Prefetcher(rows, to_read, depth=PREFETCHED, num_threads=rows.num_threads)
 
     def __next__(self) -> GlobalBatch:
         began = time.perf_counter()

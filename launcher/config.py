@@ -13,6 +13,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, field_validator, model_validator
 
+from data_pipeline.block_cache import CacheConfig
 from data_pipeline.errors import ConfigError, Fault
 from data_pipeline.schema import S, Section, compose, mended, validate
 from megatron_lite.config import (
@@ -45,7 +46,7 @@ class RunSection(Section):
 class DataSource(Section):
     """One dataset folder in the mixture; weights are shares of tokens, relative to each other."""
 
-    path: str  # a dataset folder that `mlite data build` made
+    path: str  # a dataset folder that `mlite data build` made, or its URL
     weight: float = Field(1.0, ge=0)  # its share of the tokens, relative to the others
     max_epochs: float | None = Field(None, gt=0)  # a run that would go through it more often is refused
 
@@ -61,12 +62,13 @@ class DataChange(Section):
 class DataSection(Section):
     """Which datasets, in which shares, packed how."""
 
-    path: str | None = None  # one dataset folder; or give sources
+    path: str | None = None  # one dataset folder, or its URL; or give sources
     sources: list[DataSource] | None = Field(None, min_length=1)
     temperature: float | None = Field(None, gt=0)  # weights are multiplied by tokens^(1/temperature): 1 by size, larger more even
     schedule: list[DataChange] = []  # weights that change during the run
     packing: Literal["best_fit", "concat"] = "best_fit"  # whole documents fitted into rows, or documents chained and cut
     document_mask: bool = True  # tokens see their own document only
+    cache: CacheConfig = CacheConfig()
 
     @model_validator(mode="after")
     def _one_of(self) -> DataSection:

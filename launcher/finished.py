@@ -72,9 +72,9 @@ def find_checkpoint(path: Path, config: RunConfig, groups: ProcessGroups) -> Che
 
 def dataset_of(config: RunConfig, state: RunState, checkpoint: Path) -> Dataset:
     """The run's data, for its tokenizer. Raises DataError where it is another than the checkpoint was trained with."""
-    dataset = Dataset.open(config.data.mixture[0].path)
+    dataset = Dataset.open(config.data.mixture[0].path, cache=config.data.cache)
     if dataset.tokenizer_hash != state.tokenizer_hash:
         raise DataError(
-            f"{dataset.path} has another tokenizer than the one that {checkpoint} was trained with: give data.path=DIR of that data"
+            f"{dataset.location} has another tokenizer than the one that {checkpoint} was trained with: give data.path=DIR of that data"
         )
     return dataset

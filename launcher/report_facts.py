@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.dataset import Dataset
 from data_pipeline.errors import MegatronLiteError
-from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.manifest import Manifest
 from data_pipeline.mixture import Mixture
 from data_pipeline.schema import read_yaml
 from launcher.config import RunConfig
@@ -106,9 +107,11 @@ class RunFacts:
     def datasets(self) -> list[tuple[str, float, Manifest | str]]:
         """(path, share, its manifest, or why it can't be read) for each dataset of the mixture."""
         found: list[tuple[str, float, Manifest | str]] = []
-        for source, share in zip(self.config.data.mixture if self.config else [], self.shares()):
+        if self.config is None:
+            return found
+        for source, share in zip(self.config.data.mixture, self.shares()):
             try:
-                found.append((source.path, share, read_manifest(Path(source.path))[0]))
+                found.append((source.path, share, Dataset.open(source.path, cache=self.config.data.cache).manifest))
             except MegatronLiteError as error:
                 found.append((source.path, share, str(error)))
         return found

@@ -17,9 +17,9 @@ import os  # noqa: E402
 import time  # noqa: E402
 
 from data_pipeline.errors import MegatronLiteError, RunInUseError  # noqa: E402
-from data_pipeline.loader import Dataset  # noqa: E402
 from launcher.config import load_config, parse_arguments, with_vocabulary  # noqa: E402
 from launcher.console import show  # noqa: E402
+from launcher.datasets import open_datasets  # noqa: E402
 from launcher.environment import Environment, read_environment  # noqa: E402
 from launcher.faults import Faults  # noqa: E402
 from launcher.huggingface import require_fitting_weights  # noqa: E402
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
         arguments = parse_arguments(argv, usage=USAGE)
         config = load_config(arguments.config, arguments.overrides, world_size=environment.world_size)
         folder = RunFolder(config.run.folder)
-        datasets = [Dataset.open(source.path) for source in config.data.mixture]
+        datasets = open_datasets(config.data)
         config = with_vocabulary(config, tokenizer_size=datasets[0].vocab_size)
         require_fitting_weights(config, datasets)
         faults = Faults(os.environ.get("MLITE_FAULT", ""), rank=environment.rank)

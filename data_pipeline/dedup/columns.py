@@ -5,15 +5,17 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from itertools import groupby
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
+from data_pipeline.blockfile import BlockFile
 from data_pipeline.dedup.config import MinHashConfig
 from data_pipeline.dedup.external import write_runs
 from data_pipeline.dedup.keepers import keeper_order
@@ -71,19 +73,71 @@ def columns_of(batch: Sequence[DocRecord], config: MinHashConfig | None) -> Colu
     )
 
 
-def all_columns(records: Iterable[DocRecord], config: MinHashConfig | None, executor: Executor, *, ahead: int) -> Iterator[Columns]:
+def row_of(config: MinHashConfig | None) -> np.dtype[Any]:
+    """A document's columns in a file, but for its id and priority."""
+    bands, rows = (0, 0) if config is None else (config.num_bands, config.num_bands * config.rows_per_band)
+    return np.dtype(
+        [("key", "<u8", (2,)), ("length", "<i8"), ("has_signature", "u1"), ("bands", "<u8", (bands,)), ("sketch", "u1", (rows,))]
+    )
+
+
+def rows_of(columns: Columns, config: MinHashConfig | None) -> bytes:
+    rows = np.zeros(len(columns.ids), dtype=row_of(config))
+    rows["key"], rows["length"], rows["has_signature"] = columns.keys, columns.lengths, columns.has_signature
+    rows["bands"], rows["sketch"] = columns.bands, columns.sketches
+    return rows.tobytes()
+
+
+def columns_from(
+    file: BlockFile,
+    config: MinHashConfig | None,
+    first: int,
+    stop: int,
+    *,
+    ids: Sequence[bytes],
+    priority: int,
+    chosen: np.ndarray | slice = slice(None),
+) -> Columns:
+    """Rows first .. stop - 1 of the array `rows` of a file, or those of them that are chosen, whose `ids` these are."""
+    row = row_of(config)
+    rows = file.read("rows", first * row.itemsize, stop * row.itemsize).view(row)[chosen]
+    return Columns(
+        ids=np.array(ids, dtype=np.bytes_),
+        priorities=np.full(len(rows), priority, dtype=np.int64),
+        lengths=rows["length"].astype(np.int64),
+        keys=rows["key"].astype(np.uint64),
+        bands=rows["bands"].astype(np.uint64).reshape(len(rows), -1),
+        sketches=np.ascontiguousarray(rows["sketch"]).reshape(len(rows), -1),
+        has_signature=rows["has_signature"].astype(np.bool_),
+    )
+
+
+def all_columns(
+    records: Iterable[DocRecord | Columns], config: MinHashConfig | None, executor: Executor, *, ahead: int
+) -> Iterator[Columns]:
     """Batch by batch in the records' order, with no more than `ahead` batches, and the texts they hold, under way."""
     running: deque[Future[Columns]] = deque()
-    job: Callable[[], Columns]
-    for job in (partial(columns_of, batch, config) for batch in batches(records)):
-        running.append(executor.submit(job))
+    for batch in _batches_and_columns(records):
+        if isinstance(batch, Columns):
+            running.append(Future())
+            running[-1].set_result(batch)
+        else:
+            running.append(executor.submit(columns_of, batch, config))
         if len(running) >= ahead:
             yield running.popleft().result()
     while running:
         yield running.popleft().result()
 
 
-def batches(records: Iterable[DocRecord]) -> Iterator[list[DocRecord]]:
+def _batches_and_columns(records: Iterable[DocRecord | Columns]) -> Iterator[list[DocRecord] | Columns]:
+    for kind, group in groupby(records, type):
+        if kind is DocRecord:
+            yield from batches(group)
+        else:
+            yield from cast(Iterator[Columns], group)
+
+
+def batches(records: Iterable[Any]) -> Iterator[list[DocRecord]]:
     """Records in order, some MB of text at a time."""
     batch: list[DocRecord] = []
     held = 0

@@ -69,9 +69,14 @@ def find_duplicates(
 
 @contextmanager
 def opened_table(
-    records: Iterable[DocRecord], config: DedupConfig, *, known: Iterable[Columns] = (), workers: int = 1, scratch: Path | None = None
+    records: Iterable[DocRecord | Columns],
+    config: DedupConfig,
+    *,
+    known: Iterable[Columns] = (),
+    workers: int = 1,
+    scratch: Path | None = None,
 ) -> Iterator[tuple[Table, Executor]]:
-    """The records gone through, `known` first, and threads to go on with, `workers` of them. Texts are held a few batches at a time;
+    """The records (or the columns of some, made before) gone through, `known` first, and threads to go on with, `workers` of them. Texts are held a few batches at a time;
     `scratch` (or the system's folder for temporary files) takes 24 * bands + bands * rows bytes a document meanwhile."""
     with scratch_folder(scratch) as folder, ThreadPoolExecutor(max(1, workers), thread_name_prefix="dedup") as executor:
         columns = all_columns(records, config.minhash, executor, ahead=2 * max(1, workers))

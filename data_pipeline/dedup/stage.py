@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ from data_pipeline.dedup.config import DedupConfig, MinHashConfig
 from data_pipeline.dedup.exact import first_of_equals
 from data_pipeline.dedup.keepers import keepers_of
 from data_pipeline.dedup.run import find_rows, opened_table
+from data_pipeline.dedup.signatures import read_signatures
 from data_pipeline.pool import Report, Workers
 from data_pipeline.progress import Progress
 from data_pipeline.step import Count, Ledger
@@ -62,11 +63,12 @@ def deduplicate(
     workers: Workers,
     progress: Progress,
     earlier: Sequence[Earlier] = (),
+    ready: Mapping[int, Path] | None = None,
 ) -> Duplicates:
     """Find the duplicates, or take them from `path` where they were found before. `priorities`: source names, best first. Documents of
-    `earlier` datasets are better than all."""
+    `earlier` datasets are better than all. `ready`: files with the signatures of parts, by their numbers."""
     if not path.exists():
-        _find(store, config, priorities=priorities, path=path, workers=workers, progress=progress, earlier=earlier)
+        _find(store, config, priorities=priorities, path=path, workers=workers, progress=progress, earlier=earlier, ready=ready or {})
     file = BlockFile(path, kind="duplicates")
     return Duplicates(removals=file.read("removals"), stats=file.meta)
 
@@ -80,6 +82,7 @@ def _find(
     workers: Workers,
     progress: Progress,
     earlier: Sequence[Earlier],
+    ready: Mapping[int, Path],
 ) -> None:
     same_field = same_fields(store, priorities) if config.field is not None else np.zeros(0, dtype=REMOVAL)
     compared = np.ones(store.num_documents, dtype=bool)
@@ -95,7 +98,7 @@ def _find(
 
     scratch = path.with_suffix(".scratch")
     with progress.stage("deduplicate", store.text_bytes) as advance:
-        records = _records(store, priorities, compared, advance)
+        records = _records(store, priorities, compared, advance, config.minhash, ready)
         with opened_table(records, config, known=known, workers=workers.count, scratch=scratch) as (rows, executor):
             found, stats = find_rows(rows, config, fetch=fetch, executor=executor)
     table = np.zeros(len(found), dtype=REMOVAL)
@@ -138,9 +141,21 @@ def same_fields(store: DocumentStore, priorities: Sequence[str]) -> np.ndarray:
     return table
 
 
-def _records(store: DocumentStore, priorities: Sequence[str], compared: np.ndarray, advance: Report) -> Iterator[DocRecord]:
+def _records(
+    store: DocumentStore,
+    priorities: Sequence[str],
+    compared: np.ndarray,
+    advance: Report,
+    config: MinHashConfig | None,
+    ready: Mapping[int, Path],
+) -> Iterator[DocRecord | Columns]:
     for number, part in enumerate(store.parts):
         priority = priorities.index(store.source(number))
+        if config is not None and number in ready:
+            chosen = compared[store.first(number) : store.first(number) + part.num_documents]
+            yield from read_signatures(ready[number], part, config, priority=priority, chosen=chosen)
+            advance(part.text_bytes)
+            continue
         for inside in range(part.num_documents):
             if compared[store.first(number) + inside]:
                 yield DocRecord(part.id(inside), part.text(inside), priority)

@@ -27,12 +27,20 @@ def build(
     config: ConfigOption = None,
     quiet: Quiet = False,
     replace: Annotated[bool, typer.Option("--replace", help="Let a different dataset in the output folder give way.")] = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Not here: as Slurm jobs. Words cluster.key=value are the cluster's.")] = False,
+    tasks: Annotated[int, typer.Option("--tasks", min=1, help="With --slurm: tasks of each job array.")] = 4,
+    cluster: Annotated[Optional[str], typer.Option("--cluster", help="With --slurm: a file of configs/cluster.")] = None,  # noqa: UP045
 ) -> None:
     """Raw text to a dataset folder. Started again after a stop or a kill, it goes on."""
+    path, overrides = _config_and_overrides(words or [], config)
+    if slurm:
+        from launcher.slurm.data import submit_build
+
+        submit_build(path, overrides, tasks=tasks, cluster=cluster, replace=replace)
+        return
     from data_pipeline.build import build as build_dataset
     from data_pipeline.config import load_data_config
 
-    path, overrides = _config_and_overrides(words or [], config)
     build_dataset(load_data_config(path, overrides), quiet=quiet, replace=replace)
 
 
@@ -187,6 +195,23 @@ def export(
 
 
 @app.command()
+def publish(
+    folder: Folder,
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where to, such as s3://bucket/name.", show_default=False)],
+    quiet: Quiet = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Let a different dataset there give way.")] = False,
+) -> None:
+    """A dataset to object storage: every file compared, the manifest last. Started again after a kill, it goes on."""
+    from data_pipeline.dataset import Dataset
+    from data_pipeline.progress import Progress
+    from data_pipeline.publish import publish as publish_dataset
+
+    progress = Progress(quiet=quiet)
+    sent = publish_dataset(Dataset.open(folder).path, url, replace=replace, progress=progress)
+    progress.say(f"{sent} files sent to {url}" if sent else f"everything was in {url} already")
+
+
+@app.command()
 def fertility(
     folder: Folder,
     tokenizer: Annotated[Optional[list[str]], typer.Option("--tokenizer", help="Others beside its own: files or folders.")] = None,  # noqa: UP045
@@ -229,6 +254,7 @@ def _rows(target: Path, *, sequence_length: int | None, method: str, seed: int, 
     from data_pipeline.loader import Dataset, Phase, RowSource
 
     if (target / "config.yaml").is_file():
+        from launcher.datasets import open_datasets
         from launcher.metrics import JsonLines
         from launcher.mixture import phases_for, phases_of_run
         from launcher.run_folder import RunFolder
@@ -236,7 +262,7 @@ def _rows(target: Path, *, sequence_length: int | None, method: str, seed: int, 
         from launcher.step_samples import samples_of_steps
 
         config = read_config(target)
-        mixture = [(Dataset.open(source.path), source.weight, None) for source in config.data.mixture]
+        mixture = [(dataset, source.weight, None) for dataset, source in zip(open_datasets(config.data), config.data.mixture)]
         length, packing = config.training.sequence_length, config.data.packing
         rows = RowSource.open(mixture, sequence_length=length, packing=packing, seed=config.run.seed, split=split)
         if split != "train":

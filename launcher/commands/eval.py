@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from data_pipeline.errors import DataError
-from data_pipeline.loader import Dataset, RowSource
+from data_pipeline.loader import RowSource
+from launcher.datasets import open_datasets
 from launcher.evaluation.heldout import evaluate
 from launcher.finished import FinishedRun, open_run
 from launcher.metrics import to_line
@@ -46,11 +47,11 @@ def evaluate_run(path: Path, overrides: Sequence[str]) -> None:
 def heldout_rows(run: FinishedRun) -> RowSource:
     """Raises DataError for data of another tokenizer: its ids would mean nothing to the model."""
     config = run.config
-    mixture = [(Dataset.open(source.path), source.weight, None) for source in config.data.mixture]
+    mixture = [(dataset, source.weight, None) for dataset, source in zip(open_datasets(config.data), config.data.mixture)]
     for dataset, _, _ in mixture:
         if dataset.tokenizer_hash != run.state.tokenizer_hash:
             raise DataError(
-                f"{dataset.path} was made with tokenizer {dataset.tokenizer_hash[:12]}, the model was trained with {run.state.tokenizer_hash[:12]}. "
+                f"{dataset.location} was made with tokenizer {dataset.tokenizer_hash[:12]}, the model was trained with {run.state.tokenizer_hash[:12]}. "
                 "Build it again with `tokenizer: {type: pretrained, name_or_path: TRAINING_DATA/tokenizer.json}`"
             )
     return RowSource.open(

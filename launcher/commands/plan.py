@@ -14,6 +14,7 @@ from data_pipeline.loader import Dataset
 from launcher.commands.train import num_gpus
 from launcher.config import RunConfig, load_config, parse_arguments, with_vocabulary
 from launcher.console import duration
+from launcher.datasets import open_datasets
 from launcher.metrics import JsonLines, Metrics
 from launcher.mixture import cap_faults, expected_mixture
 from launcher.plan import ALLOCATOR_SHARE, PROCESS_BYTES, Limit, RunPlan, parse_bytes, plan_run, require_fit, show_bytes
@@ -78,7 +79,7 @@ def plan_config(
 def known_mixture(config: RunConfig) -> list[dict[str, Any]]:
     """What the run takes from each dataset; nothing where one isn't there yet. Raises ConfigError where caps don't allow it."""
     try:
-        datasets = [Dataset.open(source.path) for source in config.data.mixture]
+        datasets = open_datasets(config.data)
     except DataError:
         return []
     if faults := cap_faults(config, datasets):
@@ -90,7 +91,7 @@ def known_vocabulary(config: RunConfig) -> RunConfig:
     """With `vocab_size: auto` filled in from the dataset, which must have been built for that."""
     path = config.data.mixture[0].path
     try:
-        return with_vocabulary(config, tokenizer_size=Dataset.open(path).vocab_size)
+        return with_vocabulary(config, tokenizer_size=Dataset.open(path, cache=config.data.cache).vocab_size)
     except DataError as error:
         if isinstance(config.model.vocab_size, int):
             return config

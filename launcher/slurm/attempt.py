@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from types import FrameType
 
 from data_pipeline.errors import ConfigError, MegatronLiteError, RunInUseError
-from data_pipeline.loader import Dataset
 from launcher.config import RunConfig
 from launcher.console import show
+from launcher.datasets import open_datasets
 from launcher.environment import Environment
 from launcher.metrics import last_rates
 from launcher.run_folder import RunFolder, read_json
@@ -50,8 +50,7 @@ def run_attempt(submission: Submission, environ: Mapping[str, str]) -> Decision:
         cluster = submission.cluster()
         allocation = _allocation_for(submission, cluster, environ)
         config = _config_for(submission, allocation)
-        for source in config.data.mixture:
-            Dataset.open(source.path)
+        open_datasets(config.data)
     except Exception as error:
         code = error.exit_code if isinstance(error, MegatronLiteError) else 1
         _write_down(submission, environ, code=code, why=f"not started again: {error}")

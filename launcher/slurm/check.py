@@ -11,7 +11,9 @@ from typing import Any
 
 from data_pipeline.errors import ConfigError, Fault, RunInUseError
 from data_pipeline.loader import Dataset
+from data_pipeline.storage import is_url
 from launcher.config import RunConfig, load_config, with_vocabulary, world_faults
+from launcher.datasets import open_datasets
 from launcher.huggingface import huggingface_folder, require_fitting_weights
 from launcher.mixture import cap_faults
 from launcher.resume_policy import require_same_meaning
@@ -42,7 +44,7 @@ def check(path: Path, overrides: list[str], cluster: ClusterConfig) -> Checked:
     status = folder.status()
     if folder.in_use():
         raise RunInUseError(f"{folder.path} is in use: a job is at it now. Wait for it, cancel it, or choose another run.name")
-    datasets = [Dataset.open(source.path) for source in config.data.mixture]
+    datasets = open_datasets(config.data)
     sized = with_vocabulary(config, tokenizer_size=datasets[0].vocab_size)
     faults = [*_disk_faults(sized), *_path_faults(cluster), *([] if status else cap_faults(config, datasets))]
     if faults:
@@ -138,7 +140,8 @@ def _node_notes(config: RunConfig, cluster: ClusterConfig) -> list[str]:
 
 def _memory_notes(config: RunConfig) -> list[str]:
     """What lies in this machine's memory is not seen by other nodes."""
-    places = {"run.dir": config.run.folder, **{f"data {source.path}": Path(source.path) for source in config.data.mixture}}
+    local = [source.path for source in config.data.mixture if not is_url(source.path)]
+    places = {"run.dir": config.run.folder, **{f"data {path}": Path(path) for path in local}}
     return [
         f"{name} is in this machine's memory ({place.resolve()}): other nodes won't see it"
         for name, place in places.items()

@@ -149,17 +149,20 @@ def to_flags(options: dict[str, str | bool]) -> list[str]:
 def rank_command(
     cluster: ClusterConfig, *, python: str, script: Path, arguments: Sequence[str], folders: Sequence[Path], has_gpus: bool = False
 ) -> list[str]:
-    """What srun starts as a rank: python itself, or python in the container with `folders` mounted at their own places. With `has_gpus`
-    the node has some, whether or not the cluster's file asked for them."""
+    """What srun starts as a rank. With `has_gpus` the node has some, whether or not the cluster's file asked for them."""
+    return [*python_in(cluster, python=python, folders=folders, has_gpus=has_gpus), str(script), *arguments]
+
+
+def python_in(cluster: ClusterConfig, *, python: str, folders: Sequence[Path], has_gpus: bool = False) -> list[str]:
+    """`python` itself, or python in the container with `folders` mounted at their own places."""
     container = cluster.container
     if container is None:
-        return [python, str(script), *arguments]
-    inner = [container.python, str(script), *arguments]
+        return [python]
     if container.runtime == "pyxis":
-        return inner
+        return [container.python]
     binds = [word for mount in (*(f"{folder}:{folder}" for folder in folders), *container.mounts) for word in ("--bind", mount)]
     gpus = ["--nv"] if cluster.gpus_per_node or has_gpus else []
-    return ["apptainer", "exec", *gpus, *binds, "--pwd", str(folders[0]), container.image, *inner]
+    return ["apptainer", "exec", *gpus, *binds, "--pwd", str(folders[0]), container.image, container.python]
 
 
 def container_flags(cluster: ClusterConfig, *, folders: Sequence[Path]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from data_pipeline.errors import ConfigError, Fault
 from data_pipeline.schema import read_yaml, validate
-from data_pipeline.storage import atomic_write
+from data_pipeline.storage import atomic_write, is_url
 from launcher.config import RunConfig, load_config
 from launcher.huggingface import huggingface_folder
 from launcher.slurm.chain import Chain
@@ -64,12 +64,8 @@ class Submission:
 
 def freeze(config: RunConfig, cluster: ClusterConfig, **record: Any) -> Submission:
     """Write the resolved config, the cluster's, the commit and what differs from it into the run's next submission folder."""
-    parent = config.run.folder / "submissions"
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        number = 1 + max((int(entry.name) for entry in parent.iterdir() if entry.name.isdigit()), default=0)
-        folder = parent / f"{number:04d}"
-        folder.mkdir()
+        folder = next_folder(config.run.folder / "submissions")
     except OSError as error:
         raise ConfigError([Fault("run.dir", str(config.run.folder), "a folder that can be written", str(error))]) from None
     (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
@@ -83,6 +79,15 @@ def freeze(config: RunConfig, cluster: ClusterConfig, **record: Any) -> Submissi
         (folder / "diff.patch").write_text(diff, encoding="utf-8")
     submission.note(commit=commit or None, changed=bool(diff), python=sys.executable, cwd=str(Path.cwd()), **record)
     return submission
+
+
+def next_folder(parent: Path) -> Path:
+    """A new folder 0001, 0002, ..."""
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1 + max((int(entry.name) for entry in parent.iterdir() if entry.name.isdigit()), default=0)
+    folder = parent / f"{number:04d}"
+    folder.mkdir()
+    return folder
 
 
 def job_name(config: RunConfig) -> str:
@@ -125,7 +130,7 @@ def folders_of(config: RunConfig) -> Sequence[Path]:
     """What a container must see at its own place, by the names that the config has for it and where they lead: the working folder,
     the checkout, the run, the data, and what a start takes weights from while that is there."""
     wanted = config.checkpoint
-    data = [Path(source.path) for source in config.data.mixture]
+    data = [Path(source.path) for source in config.data.mixture if not is_url(source.path)]
     weights = [Path(wanted.resume), *([huggingface_folder(wanted.init_from) or Path(wanted.init_from)] if wanted.init_from else [])]
     named = [config.run.folder, *data, *(path for path in weights if path.exists())]
     return list(dict.fromkeys([Path.cwd(), ROOT, *(place for path in named for place in (path.absolute(), path.resolve()))]))

@@ -101,7 +101,7 @@ def _by_submitit(submission: Submission, options: dict[str, Any], record: dict[s
     if submission.setup.exists():
         setup.append(f". {shown([str(submission.setup.resolve())])}")
     setup.append("trap '' USR1 TERM")
-    asked = {**options, **dict(_key_and_value(word) for word in record["sbatch_args"])}
+    asked = {**options, **dict(key_and_value(word) for word in record["sbatch_args"])}
     executor.update_parameters(
         time=None,  # submitit's own default is five minutes
         use_srun=False,
@@ -120,7 +120,7 @@ def _by_submitit(submission: Submission, options: dict[str, Any], record: dict[s
     return str(job.job_id)
 
 
-def _key_and_value(word: str) -> tuple[str, str | bool]:
+def key_and_value(word: str) -> tuple[str, str | bool]:
     key, equals, value = word.removeprefix("--").partition("=")
     return key, value if equals else True
 

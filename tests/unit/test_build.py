@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipeline import build as build_module
 from data_pipeline.blockfile import BlockFile
 from data_pipeline.build import build
 from data_pipeline.config import DataConfig, load_data_config
@@ -26,6 +25,7 @@ from data_pipeline.tokenizer.byte_level import bytes_tokenizer_json
 from data_pipeline.tokenizer.encode import Encoder
 from data_pipeline.tokenizer.stage import make_tokenizer
 from data_pipeline.verify import verify_dataset
+from data_pipeline.work_folder import held
 from tests.corpus_fixtures import config, digests, jsonl, long_texts, write_corpus
 
 
@@ -213,7 +213,7 @@ def test_a_folder_that_is_no_dataset_is_never_touched(tmp_path: Path) -> None:
 
 def test_two_builds_of_one_output_do_not_meet(tmp_path: Path) -> None:
     settings = simple(tmp_path, ["text"])
-    with build_module._lock(settings.work_folder), pytest.raises(RunInUseError, match="another build"):
+    with held(settings.work_folder), pytest.raises(RunInUseError, match="another build"):
         build(settings, quiet=True)
     build(settings, quiet=True)
 
@@ -400,7 +400,7 @@ def test_shards_are_cut_by_text_alone(corpus: Path, tmp_path: Path, monkeypatch:
 def test_the_config_says_everything_that_is_wrong_at_once(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(
-        "output: s3://bucket\nsources: [{name: 'a b', file: x}, {name: c}]\ntokenizer: {type: bytes, vocab_size: 300}\nvalidation: {fraction: 1.5}\nworkers: 0\ndedub: {}\n"
+        "output: ''\nsources: [{name: 'a b', file: x}, {name: c}]\ntokenizer: {type: bytes, vocab_size: 300}\nvalidation: {fraction: 1.5}\nworkers: 0\ndedub: {}\n"
     )
     with pytest.raises(ConfigError) as caught:
         load_data_config(path)
