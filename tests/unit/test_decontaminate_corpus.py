@@ -55,7 +55,7 @@ def test_200_planted_items_are_all_found(config: DecontaminateConfig, index: Ind
     rng = random.Random(0)
     long = [number for number, item in enumerate(index.items) if len(item.questions[0][1].split()) >= 20]
     carriers = clean_texts()[30_000:]
-    missed = []
+    missed, counted = [], 0
     for place, number in enumerate(rng.sample(long, 200)):
         words = index.items[number].questions[0][1].split()
         length = rng.randint(13, len(words))
@@ -64,11 +64,11 @@ def test_200_planted_items_are_all_found(config: DecontaminateConfig, index: Ind
         planted = WAYS[way](" ".join(words[first : first + length]))
         before, after = rng.choice(carriers)[:2000], rng.choice(carriers)[:2000]
         text = normalise(f"{before}\n{planted}\n{after}", NormaliseConfig())
-        if len(words_of(planted).hashes) >= config.ngram and number not in {
-            each.item for each in find_overlaps(words_of(text), index, config)
-        }:
-            missed.append((way, planted))
-    assert missed == []
+        if len(words_of(planted).hashes) >= config.ngram:  # what stands alone between spaces may be a dash
+            counted += 1
+            if number not in {each.item for each in find_overlaps(words_of(text), index, config)}:
+                missed.append((way, planted))
+    assert missed == [] and counted >= 190
 
 
 def test_items_planted_whole_with_their_answer_are_found(config: DecontaminateConfig, index: Index) -> None:
