@@ -76,6 +76,18 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping_once)
 _Loader.add_constructor("tag:yaml.org,2002:int", _int_1_2)
 
 
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's, which quotes what YAML 1.1 would read as something else than text; _Loader reads 1e-4 as a number too."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FLOAT), list("-+0123456789."))
+
+
+def dump_yaml(tree: Mapping[str, Any]) -> str:
+    """The mapping as YAML, keys in their order, which read_yaml reads back as it was."""
+    return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
 def parse_yaml(text: str, *, where: str) -> Any:
     """The value that `text` spells; `where` names it in the error."""
     try:

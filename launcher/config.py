@@ -10,12 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.block_cache import CacheConfig
 from data_pipeline.errors import ConfigError, Fault
-from data_pipeline.schema import S, Section, compose, mended, validate
+from data_pipeline.schema import S, Section, compose, dump_yaml, mended, validate
 from megatron_lite.config import (
     CheckpointConfig,
     ModelConfig,
@@ -147,7 +146,7 @@ class RunConfig(Section):
         return {} if value is None else value
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return dump_yaml(self.model_dump(mode="json"))
 
 
 SECTIONS = tuple(name for name in RunConfig.model_fields)

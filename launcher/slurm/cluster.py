@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.errors import ConfigError, Fault
-from data_pipeline.schema import Section, apply_override, read_yaml, validate
+from data_pipeline.schema import Section, apply_override, dump_yaml, read_yaml, validate
 
 DEFAULT = "default"
 
@@ -87,7 +86,7 @@ class ClusterConfig(Section):
         return max(1, self.cpus_per_task * tasks // self.ranks_per_node) if self.cpus_per_task else None
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return dump_yaml(self.model_dump(mode="json"))
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -35,11 +35,12 @@ def test_shipped_configs_load_on_any_world() -> None:
 
 
 def test_the_resolved_config_loads_as_itself(config_file: Path, tmp_path: Path) -> None:
-    config = with_vocabulary(load_config(config_file, ["optimizer.lr=3e-4", "data.packing=concat"]), tokenizer_size=300)
+    config = with_vocabulary(load_config(config_file, ["optimizer.lr=3e-4", "data.packing=concat", "run.name='1e-4'"]), tokenizer_size=300)
     (tmp_path / "saved").mkdir()
     saved = tmp_path / "saved" / "config.yaml"
     saved.write_text(config.to_yaml())
     assert load_config(saved) == config and config.model.vocab_size == 300 and config.optimizer.lr == 3e-4
+    assert load_config(saved).run.name == "1e-4"  # a name that looks like a number, as in a sweep, stays a name
 
 
 def test_model_may_be_a_file_and_is_overridden_key_by_key(config_file: Path) -> None:
