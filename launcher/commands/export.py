@@ -78,10 +78,12 @@ def write_texts(folder: Path, tree: dict[str, Any], dataset: Dataset, model: Mod
     ids = {"bos_token_id": begin, "eos_token_id": dataset.eod_id}
     name = DTYPES[dtype]
     write_json(folder / "config.json", {**tree, **ids, "dtype": name, "torch_dtype": name})  # transformers 5, transformers 4
-    # batches are padded with the end; not in config.json, where it would take the end's embedding out of training
+    # batches are padded with the end, on the left, where prompts of any length end together; not in config.json, where it would
+    # take the end's embedding out of training
     write_json(folder / "generation_config.json", {**ids, "pad_token_id": dataset.eod_id})
     facts = dataset.manifest.tokenizer
     special = {"eos_token": facts["eod_token"], "bos_token": facts.get("bos_token") or facts["eod_token"]}
+    special |= {"pad_token": facts["eod_token"], "padding_side": "left"}
     tokenizer = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,

@@ -73,7 +73,7 @@ def test_a_run_leaves_and_comes_back(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Exported, transformers gives the held-out loss of `mlite eval` to 1e-4, the same ids for text, and the same words after a
-    prompt; imported again, on two tensor parallel ranks, the run starts with those weights bit for bit."""
+    prompt, also in a batch with a shorter one; imported again, on two tensor parallel ranks, the run starts with those weights bit for bit."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     workspace, data = make_workspace(tmp_path), {"bytes": dataset, "bpe": bpe}[kind]
@@ -108,6 +108,11 @@ def test_a_run_leaves_and_comes_back(
     with torch.no_grad():
         made = model.generate(**start, do_sample=False, max_new_tokens=12)[0, start["input_ids"].shape[1] :].tolist()
     assert tokenizer.decode(made, skip_special_tokens=True) == ours
+    padded = tokenizer([tokenizer.bos_token + text for text in ("a", prompt)], padding=True, return_tensors="pt")
+    assert padded["attention_mask"][:, 0].tolist() == [0, 1]
+    with torch.no_grad():
+        both = model.generate(**padded, do_sample=False, max_new_tokens=12)[:, padded["input_ids"].shape[1] :].tolist()
+    assert both[1][: len(made)] == made
 
     back = ("run.name=b", "checkpoint.init_from=hf:out/hf", "optimizer.lr=1e-12", "evaluation.max_sequences=1000")
     code, output = workspace.run(*more, *back, *SHORT, "parallel.tp=2", *TORCH, world=2)
