@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from launcher.plan import RunPlan, show_bytes
+from launcher.plan import ALLOCATOR_SHARE, RunPlan, show_bytes
 from launcher.recorder import Recorder
 
 _STATUS, _REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -18,7 +18,8 @@ class MemoryCheck:
 
     Measured is, on a GPU, the most that PyTorch had allocated at once (torch.cuda.max_memory_allocated); on CPU, under Linux,
     how far the process's resident memory rose above what it was when this was made (VmHWM - VmRSS). Elsewhere nothing is.
-    The resident memory has what the C library's allocator keeps beside what was asked for, which the plan leaves out.
+    The resident memory has what the C library's allocator keeps beside what was asked for, which `planned_bytes` leaves out and
+    `planned_with_kept_bytes` has.
     """
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:
@@ -43,8 +44,10 @@ class MemoryCheck:
         if not measured:
             return
         off = planned / measured - 1
-        recorder.event("memory", planned_bytes=planned, measured_bytes=measured, plan_over_measured=round(off, 4))
-        recorder.say(f"peak memory of a rank: planned {show_bytes(planned)}, measured {show_bytes(measured)} ({off:+.0%})")
+        kept = {} if self._device.type == "cuda" else {"planned_with_kept_bytes": round(planned * (1 + ALLOCATOR_SHARE["cpu"]))}
+        recorder.event("memory", planned_bytes=planned, measured_bytes=measured, plan_over_measured=round(off, 4), **kept)
+        beside = "".join(f", {show_bytes(size)} with what the allocator keeps" for size in kept.values())
+        recorder.say(f"peak memory of a rank: planned {show_bytes(planned)}{beside}; measured {show_bytes(measured)}")
 
 
 def resident_bytes(key: str) -> int:

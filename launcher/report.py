@@ -200,8 +200,9 @@ def _sizes(facts: RunFacts) -> str:
             ("done twice because of resumes", f"{facts.num_moved:,} logged steps, {took(facts.moved_s)}"),
         ]
     for event in [event for event in facts.events if event.get("event") == "memory"][-1:]:
-        planned, measured = (number(event.get(key)) / 2**20 for key in ("planned_bytes", "measured_bytes"))
-        rows.append(("peak memory of a rank", f"planned {planned:,.1f} MiB, measured {measured:,.1f} MiB"))
+        planned, kept, measured = (number(event.get(f"{key}_bytes")) / 2**20 for key in ("planned", "planned_with_kept", "measured"))
+        beside = f", {kept:,.1f} MiB with what the allocator keeps" if kept > 0 else ""
+        rows.append(("peak memory of a rank", f"planned {planned:,.1f} MiB{beside}; measured {measured:,.1f} MiB"))
     rows += [(f"checkpoint {name}", f"{num_bytes / 1e6:,.1f} MB") for name, num_bytes in facts.checkpoints()]
     return "<h2>Size and time</h2>" + pairs(rows) if rows else ""
 

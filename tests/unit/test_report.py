@@ -65,7 +65,8 @@ def run(tmp_path: Path) -> Path:
             {"time": 51.0, "attempt": 2, "event": "started", "step": 4, "layout": layout},
             {"time": 52.0, "attempt": 2, "event": "changed", "key": "optimizer.lr", "old": 1, "new": "<2>"},
             {"time": 61.0, "attempt": 3, "event": "started", "step": 4, "layout": layout},
-            {"time": 69.0, "attempt": 3, "event": "memory", "planned_bytes": 3 << 20, "measured_bytes": 4 << 20},
+            {"time": 69.0, "attempt": 3, "event": "memory", "planned_bytes": 3 << 20, "measured_bytes": 4 << 20}
+            | {"planned_with_kept_bytes": 9 << 19},
             {"time": 70.0, "attempt": 3, "event": "done", "message": "done: 8 steps"},
         )
     )
@@ -82,6 +83,7 @@ def test_the_page_has_what_the_folder_says_and_fetches_nothing(run: Path) -> Non
         "dp 1 × tp 2, ZeRO 1",
         "2 logged steps, 1.0 s",
         "2 by srun",
+        "planned 3.0 MiB, 4.5 MiB with what the allocator keeps; measured 4.0 MiB",
         "optimizer.lr",
     ):
         assert words in page, words

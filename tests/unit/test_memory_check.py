@@ -1,0 +1,42 @@
+"""If this fails, a run says of its plan what is not so: an allocator's habit is taken for the plan's mistake."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from launcher.memory_check import MemoryCheck
+
+MIB = 1 << 20
+
+
+class Told:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.lines: list[str] = []
+
+    def event(self, kind: str, **what: Any) -> None:
+        self.events.append({"event": kind, **what})
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.mark.parametrize(
+    ("device", "kept", "said"),
+    [("cpu", {"planned_with_kept_bytes": 150 * MIB}, "100.0 MiB, 150.0 MiB with what the allocator keeps; "), ("cuda", {}, "100.0 MiB; ")],
+)
+def test_resident_memory_is_compared_with_the_allocators_share(
+    device: str, kept: dict[str, int], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CPU the C library keeps freed memory; on a GPU what PyTorch allocated is counted, without what it keeps."""
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    plan: Any = SimpleNamespace(memory=SimpleNamespace(peak_bytes=100 * MIB))
+    check, told = MemoryCheck(plan, torch.device(device)), Told()
+    monkeypatch.setattr(check, "measured_bytes", lambda: 125 * MIB)
+    check.report(told)  # type: ignore[arg-type]
+    assert told.events == [{"event": "memory", "planned_bytes": 100 * MIB, "measured_bytes": 125 * MIB, "plan_over_measured": -0.2, **kept}]
+    assert told.lines == [f"peak memory of a rank: planned {said}measured 125.0 MiB"]
