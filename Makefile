@@ -7,7 +7,7 @@ PIP_ARGS ?=
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 
-.PHONY: install quickstart test prove lint format benchmarks clean help
+.PHONY: install quickstart test prove lint format clean help
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
@@ -48,9 +48,6 @@ lint: install
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-
-benchmarks: install  ## side by side with peers, in environments of their own
-	$(BIN)/python -m tests.benchmarks.run
 
 clean:
 	rm -rf $(VENV) quickstart build *.egg-info

@@ -1,12 +1,13 @@
 """How fast a whole training step is on CPU, side by side with `transformers` and `litgpt` in plain torch loops.
 
-    python -m tests.benchmarks.bench_speed [--rounds 20] [--only NAME ...] [--threads 2] [--output FILE]
+    python -m tests.benchmarks.bench_speed [--rounds 20] [--only NAME ...] [--threads 2] [--start-rounds 5] [--output FILE]
 
 One process, the same shape, rows, optimizer and fp32 master weights for all; forward, backward, clipping and update are
 timed. All programs of a precision stand at once and take turns step by step; a peer's number is its best way to train in that precision
 (bf16 weights with fp32 masters, or autocast). `ratio` is the median over the rounds of the peer's time by ours, so that
 what disturbs the machine for a while disturbs both; `cpu_ratio` the same of processor time. Peers are installed into
-environments of their own.
+environments of their own. What starting costs beside a bare DeepSpeed script (bench_start.py) is measured after it and printed
+with it; `--start-rounds 0` leaves that out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.bench_dedup import cpu_name, version
+from tests.benchmarks.bench_start import medians
 from tests.benchmarks.peers import PEERS, make_peer
 from tests.benchmarks.turns import Runner, median_ratio, take_turns
 
@@ -71,6 +73,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--warm-up", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--start-rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--peer-venvs", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--output", type=Path)
@@ -81,7 +84,7 @@ def main() -> None:
         take_turns(at_once, rounds=options.rounds, warm_up=options.warm_up)
         for runner in at_once:
             runner.close()
-    report = summary(runners, options)
+    report = {**summary(runners, options), "start_up": medians(options.start_rounds) if options.start_rounds else {}}
     if options.output:
         options.output.write_text(json.dumps(report, indent=1) + "\n")
     show(report)
@@ -140,6 +143,8 @@ def show(report: dict[str, Any]) -> None:
         )
     for name, ratios in report["ratios"].items():
         print(f"{name}: " + ", ".join(f"{value['ratio']} ({value['cpu_ratio']}) x {peer}" for peer, value in ratios.items()))
+    for side, times in report["start_up"].items():
+        print(f"to the end of the first step, {side}: {times['process_s']} s (cpu {times['cpu_s']} s)")
 
 
 if __name__ == "__main__":

@@ -59,11 +59,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    report = {"hardware": cpu_name(), "rounds": options.rounds, **medians(options.rounds)}
+    if options.output:
+        options.output.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report, indent=1))
+
+
+def medians(rounds: int) -> dict[str, dict[str, float]]:
+    """{whose: {process_s, cpu_s}} over so many turns, after one that only fills the page cache."""
     times: dict[str, list[dict[str, float]]] = {"ours": [], "bare DeepSpeed": [], "python -c 'import deepspeed'": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         build(folder)
-        for number in range(options.rounds + 1):  # the first only fills the page cache
+        for number in range(rounds + 1):
             run = {"run": {"name": "start", "dir": f"{folder}/run-{number}"}, "data": {"path": f"{folder}/data", "packing": "concat"}}
             config = folder / f"run-{number}.yaml"
             config.write_text(json.dumps({**CONFIG, **run}))
@@ -71,11 +79,7 @@ def main() -> None:
             for side, command in zip(times, commands, strict=True):
                 spent = timed([sys.executable, *command], threads=1)[1]
                 times[side] += [spent] if number else []
-    medians = {side: {clock: round(statistics.median(run[clock] for run in runs), 2) for clock in runs[0]} for side, runs in times.items()}
-    report = {"hardware": cpu_name(), "rounds": options.rounds, **medians}
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+    return {side: {clock: round(statistics.median(run[clock] for run in runs), 2) for clock in runs[0]} for side, runs in times.items()}
 
 
 def build(folder: Path) -> None:
