@@ -9,10 +9,11 @@ from tests.paths import ROOT
 
 BEGIN, END = "<!-- tree: written by `python -m tests.tree` -->\n", "<!-- end of tree -->"
 PACKAGES = ("data_pipeline", "megatron_lite", "launcher")
-OTHERS = """configs/            model/ data/ run/ cluster/: what the commands take
+TESTS = " ".join(f"{path.name}/" for path in sorted((ROOT / "tests").iterdir()) if any(path.glob("*.py")))
+OTHERS = f"""configs/            model/ data/ run/ cluster/: what the commands take
 slurm/              pretrain.sh, data.sh, and a container recipe
 docs/               first model, data, Slurm, every key, every number, troubleshooting, other frameworks' keys, a recipe, the design
-tests/              unit/ distributed/ integration/ benchmarks/ proofs/; ranks.py (a pool of gloo processes), reference.py (the maths, plainly)
+tests/              {TESTS}; ranks.py (a pool of gloo processes), reference.py (the maths, plainly)
 """
 
 

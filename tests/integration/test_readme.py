@@ -18,12 +18,15 @@ from data_pipeline.schema import Section
 from launcher.cli import app
 from launcher.commands import data
 from launcher.config import RunConfig, load_config
-from launcher.plan import plan_run, show_bytes
+from launcher.plan import ALLOCATOR_SHARE, PROCESS_BYTES, plan_run, show_bytes
 from launcher.slurm.cluster import ClusterConfig
 from megatron_lite.sizes import flops_per_token, num_parameters
+from tests.benchmarks import bench_plan
 from tests.config_reference import section_in
+from tests.integration.test_plan import BAND, EXACT
 from tests.paths import ROOT
 from tests.tree import with_tree
+from tests.unit.test_imports import ONLY_IN
 
 BIN = Path(sys.executable).parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -37,9 +40,9 @@ def commands(text: str) -> list[str]:
 
 
 def test_every_command_of_the_docs_works(tmp_path: Path) -> None:
-    """Each different line once, page after page, in a folder that has the checkout's configs and sees a text, docs and launcher.
+    """Each different line once, page after page, in a folder that has the checkout's configs and sees a text, docs, launcher and slurm.
     Each ends with 0, or with the code that its comment gives."""
-    for name in ("docs", "launcher"):
+    for name in ("docs", "launcher", "slurm"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     environment = {
@@ -67,7 +70,7 @@ def test_the_tree_is_fresh() -> None:
 
 def test_links_of_the_docs_lead_somewhere() -> None:
     """A link to a file that is gone, to a heading that is not there, or to a test that was renamed."""
-    for page in (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "slurm" / "README.md"):
+    for page in (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "slurm" / "README.md", *ROOT.glob("tests/*/README.md")):
         for label, target in re.findall(r"\[([^\]]+)\]\(([^)]+)\)", page.read_text()):
             if "://" in target:
                 continue
@@ -78,6 +81,17 @@ def test_links_of_the_docs_lead_somewhere() -> None:
                 assert heading in headings(path.read_text()), f"{page.name}: {target}"
             if "::" in label:
                 assert re.search(rf"^def {label.split('::')[1]}\b", path.read_text(), re.MULTILINE), f"{page.name}: {label}"
+
+
+def test_every_module_that_is_to_be_run_exists() -> None:
+    """`python -m something` of ours, on any page, in the Makefile or in CI; and each benchmark stands on its page."""
+    benchmarks = ROOT / "tests" / "benchmarks"
+    pages = [*PAGES, *ROOT.glob("tests/*/README.md"), *(ROOT / name for name in ("CONTRIBUTING.md", "Makefile", ".ci/run"))]
+    named = {word for page in pages for word in re.findall(r"-m ((?:tests|launcher)(?:\.\w+)+)", page.read_text())}
+    assert {"tests.proofs.prove", "tests.tree", "tests.config_reference"} <= named
+    for module in named:
+        assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file(), module
+    assert {path.stem for path in benchmarks.glob("bench_*.py")} == {word.rpartition(".")[2] for word in named if ".bench_" in word}
 
 
 def headings(text: str) -> set[str]:
@@ -119,6 +133,26 @@ def keys(section: type[Section], prefix: str = "") -> set[str]:
         inner = section_in(field.annotation)
         found |= keys(inner, f"{prefix}{name}.") if inner is not None else set()
     return found
+
+
+def test_every_invariant_stands_in_the_design_with_a_test() -> None:
+    """All thirteen, in order; that the tests exist is checked with the links. And who alone may import what."""
+    page = (ROOT / "docs" / "design.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| .* \| (.*) \|$", page, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 14))
+    assert all(re.search(r"\[\w+\.py::test_\w+\]\(", tests) for _, tests in rows)
+    for library, (place, *_) in ONLY_IN.items():
+        assert f"{library} only in {place}" in page
+
+
+def test_what_a_plan_adds_and_promises_is_said() -> None:
+    """In the page of numbers: shares of the allocator, sizes of a process, the band of peak memory and how it is measured."""
+    page = (ROOT / "docs" / "numbers.md").read_text()
+    share, process = ({kind: of[kind] for kind in ("cpu", "cuda")} for of in (ALLOCATOR_SHARE, PROCESS_BYTES))
+    assert f"{100 * share['cpu']:.0f} % (CPU) or {100 * share['cuda']:.0f} % (GPU) of it for the allocator" in page
+    assert f"{process['cpu'] >> 20} MiB (CPU) or {process['cuda'] >> 20} MiB (GPU) for the process" in page
+    assert BAND == bench_plan.BAND and EXACT == bench_plan.EXACT and f"within {100 * BAND:.0f} % with" in page
+    assert " ".join(f"{name}={value}" for name, value in EXACT.items()) in page
 
 
 def test_every_exit_code_has_a_section() -> None:

@@ -3,14 +3,17 @@
 Fake tensors have shapes and no values: torch's own checks of arguments run, and whatever reads a value fails.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 import torch._dynamo
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.distributed import describe_attention
-from megatron_lite.config import ModelConfig, TrainingConfig
+from megatron_lite.config import ModelConfig, OptimizerConfig, TrainingConfig
 from megatron_lite.layers import gpu_attention
 from megatron_lite.layers.document_kernels import KernelChoice
 from megatron_lite.models import decoder
@@ -18,6 +21,8 @@ from megatron_lite.models.batch import Batch
 from megatron_lite.models.build import build_model
 from megatron_lite.parallel.groups import ProcessGroups
 from megatron_lite.parallel.random import DropoutKey
+from megatron_lite.training.engine_torch import TorchEngine
+from megatron_lite.training.step import train_step
 
 CONFIG = ModelConfig(
     vocab_size=1000,
@@ -50,6 +55,29 @@ def test_forward_and_backward_read_nothing_from_the_device(kernel: str, checkpoi
         assert loss.dtype == torch.float32
         for parameter in model.parameters():
             assert parameter.grad is not None and parameter.grad.shape == parameter.shape
+
+
+def test_a_step_reads_three_numbers_whatever_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Targets and stop flag, loss, gradient norm; no more with more micro-batches, or the host falls behind the device."""
+    reads: list[str] = []
+
+    class Counted(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten._local_scalar_dense.default:
+                reads.append("a number")
+            return func(*args, **(kwargs or {}))
+
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: [reads.append("a list"), tolist(tensor)][1])
+    training = TrainingConfig(steps=2, engine="torch", sequence_length=32, global_batch_size=3)
+    engine = TorchEngine(CONFIG, training, OptimizerConfig(), ProcessGroups.single(), seed=1, device=torch.device("cpu"))
+    ids = np.zeros((1, 32), dtype=np.int64)
+    batches = [Batch.from_rows(ids, ids, [[0]], [number], document_mask=False) for number in range(3)]
+    train_step(engine, batches, step=1, lr=1e-3, seed=1)
+    reads.clear()
+    with Counted():
+        train_step(engine, batches, step=2, lr=1e-3, seed=1)
+    assert reads == ["a list", "a number", "a number"]
 
 
 def test_a_run_says_what_computes_attention() -> None:
