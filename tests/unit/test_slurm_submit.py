@@ -210,11 +210,10 @@ def test_a_container_sees_all_that_the_config_names(folder: Path) -> None:
     for name in ("theirs", "before", "store/data"):
         (folder / name).mkdir(parents=True)
     (folder / "link").symlink_to(folder / "store")
-    words = ["data.path=link/data", "checkpoint.init_from=hf:theirs", "checkpoint.resume=before", "run.dir=elsewhere"]
-    config = load_config(folder / "run.yaml", words)
-    assert folders_of(config) == [
-        *(folder, ROOT, folder / "elsewhere", folder / "link/data", folder / "store/data", folder / "before", folder / "theirs")
-    ]
+    for key, source in (("checkpoint.init_from=hf:theirs", "theirs"), ("checkpoint.resume=before", "before")):
+        config = load_config(folder / "run.yaml", ["data.path=link/data", "run.dir=elsewhere", key])
+        places = ("elsewhere", "link/data", "store/data", source)
+        assert folders_of(config) == [folder, ROOT, *(folder / place for place in places)]
     gone = load_config(folder / "run.yaml", ["checkpoint.init_from=gone"])  # no longer needed by a run that has checkpoints
     assert folders_of(gone) == [folder, ROOT, folder / "runs/a", folder / "data"]
 
