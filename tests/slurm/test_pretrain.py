@@ -42,7 +42,7 @@ def jobs(make_site: Callable[[str], Site]) -> SmallJobs:
     one, slow = (*STEPS, *ONE), {"MLITE_FAULT": "slow_step:0.4"}
     # on the node that stays up, with an environment that sbatch hands nothing of on: what the job needs of it is in files
     limited = ("cluster.requeue=false", "cluster.time=1", "cluster.sbatch_args=[--nodelist=node1]")
-    setup = f"cluster.setup=['export MLITE_FAULT=slow_step:2 PYTHONPATH={ROOT}']"
+    setup = f"cluster.setup=['export PYTHONPATH={ROOT}', 'if [ ! -e runs/a/status.json ]; then export MLITE_FAULT=slow_step:2.5; fi']"
     ids = [
         refused.submit("bash", PRETRAIN, str(refused.config), *one, *limited, setup, SBATCH_EXPORT="NONE"),
         broken.submit("sbatch", "--ntasks-per-node=2", PRETRAIN, str(broken.config), *one, SAID, MLITE_FAULT="raise:2:1"),
@@ -143,7 +143,10 @@ def test_before_its_time_limit_a_job_hands_over_to_the_next_one(jobs: SmallJobs)
     site, job = jobs.refused
     facts = site.wait_for_end(job)
     assert (facts["JobState"], facts["TimeLimit"]) == ("COMPLETED", "00:01:00"), site.outputs()
-    following = str(site.submission("a")["job"])
-    assert following != job and site.wait_for_end(following)["JobState"] == "COMPLETED", site.outputs()
-    assert (site.status("a")["state"], site.status("a")["attempt"], site.job(following)["TimeLimit"]) == ("done", 2, "00:01:00")
+    following = ""
+    while (newest := str(site.submission("a")["job"])) != following:  # a third one where the machine is so slow that the second hands over
+        following = newest
+        assert site.wait_for_end(following)["JobState"] == "COMPLETED", site.outputs()
+    assert following != job and site.job(following)["TimeLimit"] == "00:01:00"
+    assert site.status("a")["state"] == "done" and len(site.events("a", "started")) >= 2
     assert "the time limit is near" in (site.path("a") / "submissions" / "0001" / f"job-{job}.txt").read_text()
