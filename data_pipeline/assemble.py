@@ -9,43 +9,48 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from data_pipeline.config import DataConfig, PackingConfig
 from data_pipeline.dataset import Dataset
-from data_pipeline.decontaminate.evidence import write_contamination
+from data_pipeline.decontaminate.evidence import read_evidence, write_contamination
+from data_pipeline.dedup.audit import audit
 from data_pipeline.dedup.stage import Duplicates, listed
 from data_pipeline.earlier import Earlier
 from data_pipeline.ingest import contamination_path, dropped_path
 from data_pipeline.inputs import ReadTask, describe_inputs
 from data_pipeline.manifest import Manifest, ShardEntry, SourceEntry, source_hash, write_manifest
 from data_pipeline.report import write_report
+from data_pipeline.report_facts import contamination_facts, duplicate_facts
 from data_pipeline.sharding import ShardJob
 from data_pipeline.shards import token_dtype
 from data_pipeline.step import Ledger
 from data_pipeline.storage import atomic_folder
 from data_pipeline.store import DocumentStore
-from data_pipeline.summary import plan_line, summary_lines
+from data_pipeline.summary import pair_plan_line, plan_line, summary_lines
 from data_pipeline.tokenizer.facts import TokenizerFacts
 
 
 @dataclass(frozen=True)
 class Planned:
-    """All that is known before texts become tokens. `chain`: the stages so far that the ledger balances over."""
+    """All that is known before texts become tokens. `originals`: the documents as dedup saw them, before repeats were cut out; `chain`: the
+    stages so far that the ledger balances over; `contamination`: a line for each evaluation."""
 
     config: DataConfig
     key: str
     tasks: list[ReadTask]
     store: DocumentStore
     earlier: Sequence[Earlier]
-    originals: list[Path]
+    originals: DocumentStore
     edit_keys: list[str]
     duplicates: Duplicates | None
     facts: TokenizerFacts
     jobs: list[ShardJob]
     ledger: Ledger
     chain: list[str]
+    contamination: list[str]
 
 
 @dataclass(frozen=True)
@@ -78,13 +83,21 @@ def assemble(built: Built, *, replace: bool) -> None:
         dataset = Dataset.open(folder)
         plans = make_plans(dataset, built.config.packing)
         asked = built.config.tokenizer.vocab_size if facts.type == "bpe" else None
-        write_report(
-            folder / "report.html",
-            dataset,
-            built.duplicates,
-            summary_lines(dataset, plans, asked_vocab=asked),
-            title=built.config.name,
-        )
+        summary = summary_lines(dataset, plans, asked_vocab=asked)
+        write_report(folder, dataset, summary, title=built.config.name, build=_build_facts(built))
+
+
+def _build_facts(built: Built) -> dict[str, Any]:
+    """What the report shows and the dataset folder doesn't say."""
+    facts: dict[str, Any] = {}
+    if (duplicates := built.duplicates) is not None:
+        facts["duplicates"] = duplicate_facts(built.originals, duplicates, built.earlier)
+        dedup = built.config.dedup
+        if dedup is not None and dedup.minhash is not None and (found := audit(built.originals, duplicates, dedup.minhash)) is not None:
+            facts["near_dedup_audit"] = found.to_dict()
+    if built.config.decontaminate is not None:
+        facts["contamination"] = contamination_facts(read_evidence(contamination_files(built.config, built.tasks)), built.contamination)
+    return facts
 
 
 def _write_dropped(built: Built, folder: Path) -> None:
@@ -111,7 +124,8 @@ def _manifest(built: Built) -> Manifest:
             shards = tuple(entry for job, entry in zip(built.jobs, built.entries) if (job.source, job.split) == (name, split))
             if shards:
                 digest = source_hash(name, split, shards, tokenizer_hash=facts.vocabulary.tokenizer_hash)
-                sources.append(SourceEntry(name=name, split=split, shards=shards, hash=digest))
+                pairs = any(job.pairs for job in built.jobs if job.source == name)
+                sources.append(SourceEntry(name=name, split=split, shards=shards, hash=digest, pairs=pairs))
     return Manifest(
         vocabulary=facts.vocabulary,
         tokenizer=facts.to_manifest(),
@@ -135,6 +149,9 @@ def make_plans(dataset: Dataset, packing: Sequence[PackingConfig]) -> list[str]:
     lines = []
     for plan in packing:
         for source in [*dataset.sources, *dataset.validation]:
-            made = source.plan(plan.sequence_length, plan.method)
-            lines.append(plan_line(source, made, sequence_length=plan.sequence_length, method=plan.method))
+            if plan.sequence_length is not None:
+                made = source.plan(plan.sequence_length, plan.method)
+                lines.append(plan_line(source, made, sequence_length=plan.sequence_length, method=plan.method))
+            elif plan.source_length is not None and plan.target_length is not None:
+                lines.append(pair_plan_line(source, source.pair_plan(plan.source_length, plan.target_length)))
     return lines

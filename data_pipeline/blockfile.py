@@ -163,6 +163,9 @@ class BlockFile:
             raise DataError(f"{self.path}: the header (bytes 0 to {HEADER_BYTES}) is damaged. {REMEDY}") from None
         return described  # type: ignore[no-any-return]
 
+    def has(self, name: str) -> bool:
+        return name in self._arrays
+
     def length(self, name: str) -> int:
         return int(self._arrays[name]["length"])
 

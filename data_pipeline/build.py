@@ -120,7 +120,7 @@ def _build(asked: Asked, workers: Workers, progress: Progress) -> Built:
 def _used(built: Built) -> set[Path]:
     """What of the work folder the next build can use."""
     work = built.config.work_folder
-    used = {*built.originals, *(part.path for part in built.store.parts)}
+    used = {part.path for part in (*built.originals.parts, *built.store.parts)}
     used |= {path for job in built.jobs for path in (job.path, job.done_path, Path(job.tokenizer_path))}
     used |= {path for task in built.tasks for path in (work / "documents" / f"{task.key}.json", dropped_path(work / "documents", task))}
     return used | {

@@ -23,7 +23,8 @@ LATER_SECTIONS = {"filters", "decontaminate", "fim"}
 class SourceConfig(Section):
     """Where some text comes from: `files` (paths, folders, globs) or `dataset` (a Hugging Face name or folder).
 
-    Of duplicates between sources, the one whose source stands first in the config stays.
+    Of duplicates between sources, the one whose source stands first in the config stays. Aligned pairs, for an encoder-decoder, come
+    from `files` and `target_files` with a sentence a line, or from two fields of a record.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")  # names the source in every report
@@ -36,6 +37,9 @@ class SourceConfig(Section):
     revision: str | None = Field(None, min_length=1)  # of a name on the Hub: a commit or a tag, so that every build reads the same
     streaming: bool = True  # read as it comes; false downloads it first
     text_field: str = "text"  # of a record
+    target_files: str | list[str] | None = None  # pairs: the other side of `files`, line by line; matched in the order of their names
+    source_field: str | None = Field(None, min_length=1)  # pairs: the field of a record that is translated, or `a.b` for one inside another
+    target_field: str | None = Field(None, min_length=1)  # pairs: the field that it is translated into
     invalid_utf8: Literal["drop", "replace"] = "drop"  # a record with bad bytes: count it and leave it out, or write U+FFFD for each
 
     @model_validator(mode="after")
@@ -50,10 +54,28 @@ class SourceConfig(Section):
             raise ValueError(f"no {', '.join(sorted(given))} for {kind} | remove it")
         return self
 
+    @model_validator(mode="after")
+    def _two_sides(self) -> SourceConfig:
+        if not self.is_pairs:
+            return self
+        if (self.source_field is None) != (self.target_field is None):
+            raise ValueError("source_field and target_field together | name both sides of a pair")
+        if self.target_files is not None and (self.files is None or self.target_field is not None):
+            raise ValueError("target_files beside files, without fields | a pair is a line of each, or two fields of one record")
+        if foreign := {"text_field", "txt_documents", *(["format"] if self.target_files is not None else [])} & self.model_fields_set:
+            raise ValueError(f"no {', '.join(sorted(foreign))} for pairs | remove it")
+        if self.source_field is not None and self.format == "txt":
+            raise ValueError("jsonl or parquet with source_field | a text file has no fields: give target_files instead")
+        return self
+
+    @property
+    def is_pairs(self) -> bool:
+        return self.target_files is not None or self.source_field is not None or self.target_field is not None
+
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without keys that came later, unless they are set: what was read before there were any keeps its key."""
-        later = {"invalid_utf8": "drop", "revision": None}
+        later = {"invalid_utf8": "drop", "revision": None, "target_files": None, "source_field": None, "target_field": None}
         return {key: value for key, value in handler(self).items() if key not in later or value != later[key]}
 
 
@@ -111,10 +133,23 @@ class ValidationConfig(Section):
 
 
 class PackingConfig(Section):
-    """A packing plan to make at once; others are made when a run needs them."""
+    """A packing plan to make at once; others are made when a run needs them. Pairs have two lengths in place of one."""
 
-    sequence_length: int = Field(ge=1)  # targets a row
+    sequence_length: int | None = Field(None, ge=1)  # targets a row
     method: Method = "best_fit"  # whole documents fitted into rows, or documents chained and cut
+    source_length: int | None = Field(None, ge=2)  # of pairs: tokens a row for the encoder; a pair that is longer is left out and counted
+    target_length: int | None = Field(None, ge=2)  # of pairs: targets a row for the decoder, likewise
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> PackingConfig:
+        of_pairs = (self.source_length, self.target_length)
+        if (self.sequence_length is None) == (of_pairs == (None, None)):
+            raise ValueError("sequence_length, or for pairs source_length and target_length | for example {sequence_length: 2048}")
+        if self.sequence_length is None and None in of_pairs:
+            raise ValueError("source_length and target_length together | for example {source_length: 256, target_length: 256}")
+        if self.sequence_length is None and "method" in self.model_fields_set:
+            raise ValueError("no method for pairs | remove it: whole pairs are fitted into rows")
+        return self
 
 
 class DataConfig(Section):
@@ -165,6 +200,26 @@ class DataConfig(Section):
         if self.fim is not None and (unknown := set(self.fim.sources or ()) - set(names)):
             raise ValueError(f"fim.sources that are names of sources, {', '.join(names)} | {', '.join(sorted(unknown))} is none")
         return self
+
+    @model_validator(mode="after")
+    def _pairs(self) -> DataConfig:
+        pairs = [source.name for source in self.sources if source.is_pairs]
+        if pairs and len(pairs) < len(self.sources):
+            raise ValueError(
+                f"sources that are all pairs, or none | {', '.join(pairs)} {'is' if len(pairs) == 1 else 'are'}: make two datasets, the second with the first's tokenizer"
+            )
+        for number, plan in enumerate(self.packing):
+            if (plan.sequence_length is None) != bool(pairs):
+                wanted = "source_length and target_length" if pairs else "sequence_length"
+                raise ValueError(f"packing.{number} with {wanted} | the sources are {'pairs' if pairs else 'documents'}")
+        if pairs and (foreign := self._not_for_pairs()):
+            raise ValueError(f"no {', '.join(foreign)} for pairs | remove it: a pair goes or stays as a whole")
+        return self
+
+    def _not_for_pairs(self) -> list[str]:
+        dedup = self.dedup
+        cut = [f"dedup.{key}" for key in ("lines", "substring") if dedup is not None and getattr(dedup, key) is not None]
+        return [*cut, *(["fim"] if self.fim is not None else [])]
 
     @property
     def name(self) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import Manifest, SourceEntry, read_manifest
 from data_pipeline.packing import Method
+from data_pipeline.pair_plans import PairPlan, PairPlanKey, make_pair_plan, open_pair_plan
 from data_pipeline.plans import Plan, PlanKey, make_plan, open_plan
 from data_pipeline.shards import Shard, Vocabulary, check_shards
 from data_pipeline.storage import is_url, sha256_file
@@ -29,7 +30,7 @@ class TokenSource:
         self, folder: Path, entry: SourceEntry, *, vocabulary: Vocabulary, manifest_hash: str, remote: RemoteDataset | None = None
     ) -> None:
         self.folder, self.entry, self.remote = folder, entry, remote
-        self.name, self.split, self.hash = entry.name, entry.split, entry.hash
+        self.name, self.split, self.hash, self.pairs = entry.name, entry.split, entry.hash, entry.pairs
         self.num_documents, self.num_tokens, self.text_bytes = entry.documents, entry.tokens, entry.text_bytes
         self._vocabulary, self._manifest_hash = vocabulary, manifest_hash
         ends = np.cumsum([shard.documents for shard in entry.shards]).tolist()
@@ -81,6 +82,20 @@ class TokenSource:
         if self.remote is not None:
             self.remote.fetch_plan(key.file_name)
         return open_plan(folder, key) or make_plan(folder, key, self.lengths())
+
+    def pair_lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of the source and of the target side of each pair, their ends included; int64."""
+        splits = [shard.splits for shard in self.shards]
+        source = np.concatenate([split for split in splits if split is not None]) if splits else np.zeros(0, dtype=np.int64)
+        return source, self.lengths() - source
+
+    def pair_plan(self, source_length: int, target_length: int) -> PairPlan:
+        """The packing plan of pairs, likewise."""
+        key = PairPlanKey(self.name, self.split, self.hash, self._manifest_hash, source_length, target_length)
+        folder = self.folder / "packing"
+        if self.remote is not None:
+            self.remote.fetch_plan(key.file_name)
+        return open_pair_plan(folder, key) or make_pair_plan(folder, key, *self.pair_lengths())
 
 
 class Dataset:

@@ -8,6 +8,7 @@ file_names     uint8: UTF-8, one name a line; a newline in a name is written \\n
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -62,6 +63,14 @@ class Index:
         if len(id) % 2:
             same &= ids[:, whole.size] >> 4 == int(id[-1], 16)
         return [int(number) for number in np.flatnonzero(same)]
+
+    def numbers_at(self, wanted: Callable[[str], bool], record: int) -> list[int]:
+        """The documents that stood at this record of a file whose name is wanted."""
+        names = [number for number, name in enumerate(self._names) if wanted(name)]
+        if not names:
+            return []
+        there = (self._file.read("records") == record) & np.isin(self._file.read("files"), names)
+        return [int(number) for number in np.flatnonzero(there)]
 
     def origin(self, number: int) -> tuple[str, int]:
         """(file name, number in it from 1) of a document."""

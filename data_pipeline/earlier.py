@@ -70,7 +70,7 @@ class Earlier:
 
     def index(self, config: MinHashConfig | None, *, folder: Path, workers: Workers, progress: Progress) -> Path:
         """The index, made where it is missing: in the dataset, or in `folder` where that can't be written to."""
-        name = f"{cache_key('dedup', 'index', self.content, config.model_dump(mode='json') if config is not None else None)}.index"
+        name = f"{cache_key('dedup', 'index', self.content, config.model_dump(mode='json', exclude={'audit_documents'}) if config is not None else None)}.index"
         places = [Path(self.path) / "dedup" / name, folder / name]
         if found := next((path for path in places if path.exists()), None):
             return found

@@ -124,5 +124,9 @@ def text_tokens(stored: np.ndarray, fim: Fim | None) -> np.ndarray:
 
 
 def document_text(stored: np.ndarray, encoder: Encoder, fim: Fim | None) -> str:
-    """The text of a document of a finished dataset, as it was before it was rearranged."""
-    return encoder.decode(text_tokens(stored, fim).tolist())
+    """The text of a document of a finished dataset, as it was before it was rearranged. Of a pair: both sides, a line end between."""
+    tokens = text_tokens(stored, fim)
+    inner = np.flatnonzero(tokens == stored[-1])  # only pairs have an end inside
+    if inner.size:
+        return "\n".join(encoder.decode(side.tolist()) for side in (tokens[: inner[0]], tokens[inner[0] + 1 :]))
+    return encoder.decode(tokens.tolist())

@@ -15,12 +15,15 @@ from data_pipeline.document import Document
 from data_pipeline.errors import DataError
 from data_pipeline.filters.config import FiltersConfig
 from data_pipeline.filters.stage import DroppedWriter, Filters
-from data_pipeline.inputs import ReadTask
+from data_pipeline.inputs import InputFile, ReadTask
 from data_pipeline.normalise import Normalise, NormaliseConfig
+from data_pipeline.pair_steps import OnBothSides
 from data_pipeline.pii import Pii
 from data_pipeline.pool import Report, Workers
 from data_pipeline.progress import Progress
-from data_pipeline.read import count_read, read_dataset, read_file
+from data_pipeline.read import count_read, dataset_name, read_dataset, read_file
+from data_pipeline.read_pairs import read_dataset_fields, read_fields, read_lines
+from data_pipeline.records import Rejected
 from data_pipeline.step import Ledger, Step
 from data_pipeline.storage import atomic_write
 from data_pipeline.store import DocumentStore, Part, PartWriter, write_part
@@ -112,7 +115,7 @@ def read_task(job: ReadJob, report: Report) -> None:
             if writer is None or writer.text_bytes >= PART_BYTES:
                 stack.close()
                 names.append(f"{job.task.key}-{len(names):03d}.documents")
-                writer = stack.enter_context(write_part(job.folder / names[-1], field=job.dedup_field))
+                writer = stack.enter_context(write_part(job.folder / names[-1], field=job.dedup_field, pairs=job.task.source.is_pairs))
             writer.add(document)
     ledger.balance(chain=("read", *(step.name for step in steps)))
     with atomic_write(job.done_path) as file:
@@ -131,48 +134,96 @@ def _steps(job: ReadJob, ledger: Ledger, stack: ExitStack) -> list[Step]:
         steps.append(Decontaminate(job.decontaminate.config, job.decontaminate.index(), ledger, evidence=evidence, dropped=writer))
     if filters is not None and filters.pii is not None:
         steps.append(Pii(filters.pii, ledger))
-    return steps
+    return [OnBothSides(step) for step in steps] if job.task.source.is_pairs else steps
 
 
 def _documents(job: ReadJob, ledger: Ledger, report: Report) -> Iterator[Document]:
     source = job.task.source
     if source.dataset is not None:
         notes: Counter[str] = Counter()
-        items = read_dataset(
-            source.dataset,
-            source=source.name,
-            config_name=source.dataset_config,
-            split=source.split,
-            text_field=source.text_field,
-            streaming=source.streaming,
-            revision=source.revision,
-            notes=notes,
-            fields=job.fields,
-        )
+        items = _items_of_dataset(job, notes)
         yield from count_read(items, ledger, source=source.name, strict=job.strict, notes=notes)
         report(job.task.num_bytes)
         return
-    for file in job.task.files:
+    targets = job.task.targets or (None,) * len(job.task.files)
+    for file, target in zip(job.task.files, targets):
         notes = Counter()
-        items = read_file(
-            file.path,
-            source=source.name,
-            name=file.name,
-            format=source.format,
-            text_field=source.text_field,
-            txt_documents=source.txt_documents,
-            notes=notes,
-            fields=job.fields,
-            invalid_utf8=source.invalid_utf8,
-        )
-        left = file.num_bytes
+        items = _items_of_file(job, file, target, notes)
+        left = file.num_bytes + (target.num_bytes if target is not None else 0)
         for document in count_read(items, ledger, source=source.name, strict=job.strict, notes=notes):
             yield document
             step = min(left, len(document.text))  # a guess at how far the file is read; what is left is told at its end
             left -= step
             report(step)
-        file.check()
+        for each in (file, target):
+            if each is not None:
+                each.check()
         report(left)
+
+
+def _items_of_file(job: ReadJob, file: InputFile, target: InputFile | None, notes: Counter[str]) -> Iterator[Document | Rejected]:
+    source = job.task.source
+    if target is not None:
+        return read_lines(
+            file.path,
+            target.path,
+            source=source.name,
+            name=file.name,
+            target_name=target.name,
+            notes=notes,
+            invalid_utf8=source.invalid_utf8,
+        )
+    if source.source_field is not None and source.target_field is not None:
+        return read_fields(
+            file.path,
+            source=source.name,
+            name=file.name,
+            fields=(source.source_field, source.target_field),
+            format=source.format,
+            notes=notes,
+            invalid_utf8=source.invalid_utf8,
+            others=job.fields,
+        )
+    return read_file(
+        file.path,
+        source=source.name,
+        name=file.name,
+        format=source.format,
+        text_field=source.text_field,
+        txt_documents=source.txt_documents,
+        notes=notes,
+        fields=job.fields,
+        invalid_utf8=source.invalid_utf8,
+    )
+
+
+def _items_of_dataset(job: ReadJob, notes: Counter[str]) -> Iterator[Document | Rejected]:
+    source = job.task.source
+    assert source.dataset is not None
+    if source.source_field is not None and source.target_field is not None:
+        return read_dataset_fields(
+            source.dataset,
+            source=source.name,
+            name=dataset_name(source.dataset, source.dataset_config, source.split),
+            fields=(source.source_field, source.target_field),
+            config_name=source.dataset_config,
+            split=source.split,
+            streaming=source.streaming,
+            revision=source.revision,
+            notes=notes,
+            others=job.fields,
+        )
+    return read_dataset(
+        source.dataset,
+        source=source.name,
+        config_name=source.dataset_config,
+        split=source.split,
+        text_field=source.text_field,
+        streaming=source.streaming,
+        revision=source.revision,
+        notes=notes,
+        fields=job.fields,
+    )
 
 
 def _why_none(ledger: Ledger) -> str:

@@ -44,12 +44,14 @@ class InputFile:
 
 @dataclass(frozen=True)
 class ReadTask:
-    """Some consecutive files of one source (or one Hugging Face dataset), and the key of what reading them gives."""
+    """Some consecutive files of one source (or one Hugging Face dataset), and the key of what reading them gives. `targets`: of pairs
+    in two files, the other one of each."""
 
     source: SourceConfig
     files: tuple[InputFile, ...]
     num_bytes: int
     key: str
+    targets: tuple[InputFile, ...] = ()
 
 
 def find_inputs(
@@ -58,31 +60,39 @@ def find_inputs(
     """All read tasks, or a portion of them: sources in the order of the config, files in the order of their names. `search`: of
     config.decontaminate. Raises DataError for a source without files, and for two sources that have a file in common."""
     listed = {source.name: _listed(source) for source in config.sources}
-    _check_disjoint(listed)
-    stamps = {path: stamp_of(path) for pairs in listed.values() for path, _ in pairs}
+    partners = _partners(config, listed)
+    _check_disjoint({name: [*pairs, *partners[name].values()] for name, pairs in listed.items()})
+    stamps = {path: stamp_of(path) for name, pairs in listed.items() for path, _ in (*pairs, *partners[name].values())}
     units: list[tuple[SourceConfig, list[tuple[str, str]]]] = []
     for source in config.sources:
         pairs = listed[source.name]
         whole = source.dataset is not None  # one on the Hub has no files here
         units += [(source, group) for group in ([pairs] if whole else _groups(pairs, stamps))]
     units = portion.of(units)
-    stamps = {path: stamps[path] for _, group in units for path, _ in group}
+    stamps = {path: stamps[path] for source, group in units for path, _ in (*group, *_others(group, partners[source.name]))}
     hashes = _hashes(stamps, config.work_folder, portion, workers, progress)
     cleaning: list[Any] = [] if config.filters is None else [filters_key(config.filters)]
     cleaning += [search.key] if search is not None else []
     cleaning += [["field", config.dedup.field]] if config.dedup is not None and config.dedup.field is not None else []
     tasks: list[ReadTask] = []
     for source, group in units:
-        files = [InputFile(path, name, stamps[path][0], hashes[path], stamps[path]) for path, name in group]
-        settings = [source.model_dump(mode="json", exclude={"files"}), config.normalise.model_dump(mode="json"), config.strict, *cleaning]
-        content = [[file.name, file.hash] for file in files] if files else "by name"
-        tasks.append(ReadTask(source, tuple(files), sum(file.num_bytes for file in files), cache_key("read", settings, content)))
+        files, targets = (
+            tuple(InputFile(path, name, stamps[path][0], hashes[path], stamps[path]) for path, name in some)
+            for some in (group, _others(group, partners[source.name]))
+        )
+        kept = source.model_dump(mode="json", exclude={"files", "target_files"})
+        settings = [kept, config.normalise.model_dump(mode="json"), config.strict, *cleaning]
+        content = [[file.name, file.hash] for file in (*files, *targets)] if files else "by name"
+        num_bytes = sum(file.num_bytes for file in (*files, *targets))
+        tasks.append(ReadTask(source, files, num_bytes, cache_key("read", settings, content), targets))
     return tasks
 
 
 def check_inputs(config: DataConfig) -> None:
     """List them and no more; raises as find_inputs."""
-    _check_disjoint({source.name: _listed(source) for source in config.sources})
+    listed = {source.name: _listed(source) for source in config.sources}
+    partners = _partners(config, listed)
+    _check_disjoint({name: [*pairs, *partners[name].values()] for name, pairs in listed.items()})
 
 
 def _listed(source: SourceConfig) -> list[tuple[str, str]]:
@@ -95,6 +105,29 @@ def _listed(source: SourceConfig) -> list[tuple[str, str]]:
             raise ConfigError([Fault(f"sources.{source.name}.revision", source.revision, "nothing for a local folder", fix)])
         return [(path, os.path.relpath(path, source.dataset)) for path in list_files(source.dataset)]
     return []
+
+
+def _partners(config: DataConfig, listed: Mapping[str, list[tuple[str, str]]]) -> dict[str, dict[str, tuple[str, str]]]:
+    """Of each source, the path and name of the other file of a pair, by the path of the first; none where pairs aren't in two files."""
+    return {
+        source.name: dict(zip((path for path, _ in listed[source.name]), _targets(source, listed[source.name])))
+        for source in config.sources
+    }
+
+
+def _others(group: Sequence[tuple[str, str]], partners: Mapping[str, tuple[str, str]]) -> list[tuple[str, str]]:
+    return [partners[path] for path, _ in group] if partners else []
+
+
+def _targets(source: SourceConfig, files: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The other file of each; none where the source isn't pairs in two files."""
+    if source.target_files is None:
+        return []
+    targets = named_files(source.target_files)
+    if len(targets) != len(files):
+        fix = f"files are {', '.join(name for _, name in files[:3])}; target_files {', '.join(name for _, name in targets[:3])}"
+        raise ConfigError([Fault(f"sources.{source.name}.target_files", f"{len(targets)} files", f"as many as files, {len(files)}", fix)])
+    return targets
 
 
 def _check_disjoint(listed: dict[str, list[tuple[str, str]]]) -> None:

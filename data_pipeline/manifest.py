@@ -32,12 +32,14 @@ class ShardEntry:
 
 @dataclass(frozen=True)
 class SourceEntry:
-    """One source in one split, in shard order. `hash` is its identity: the tokens, their order and the tokenizer."""
+    """One source in one split, in shard order. `hash` is its identity: the tokens, their order and the tokenizer. `pairs`: its
+    documents are aligned pairs."""
 
     name: str
     split: str
     shards: tuple[ShardEntry, ...]
     hash: str
+    pairs: bool = False
 
     @property
     def documents(self) -> int:
@@ -81,6 +83,7 @@ def to_json(manifest: Manifest) -> str:
             "tokens": entry.tokens,
             "text_bytes": entry.text_bytes,
             "hash": entry.hash,
+            **({"pairs": True} if entry.pairs else {}),
             "shards": [{key: value for key, value in asdict(shard).items() if value is not None} for shard in entry.shards],
         }
         for entry in manifest.sources
@@ -143,7 +146,11 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
     )
     sources = tuple(
         SourceEntry(
-            name=entry["name"], split=entry["split"], shards=tuple(ShardEntry(**shard) for shard in entry["shards"]), hash=entry["hash"]
+            name=entry["name"],
+            split=entry["split"],
+            shards=tuple(ShardEntry(**shard) for shard in entry["shards"]),
+            hash=entry["hash"],
+            pairs=entry.get("pairs", False),
         )
         for entry in tree["sources"]
     )

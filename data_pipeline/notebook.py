@@ -20,6 +20,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.fim import Fim, document_text, fim_of_dataset
 from data_pipeline.loader import RowSource
 from data_pipeline.packing import Method
+from data_pipeline.pair_loader import PairRowSource
 from data_pipeline.rows import Row
 from data_pipeline.tokenizer.encode import Encoder
 from data_pipeline.trace import find_document
@@ -169,6 +170,12 @@ class OpenDataset:
         split = "validation" if heldout else "train"
         rows = RowSource.open([(self.dataset, 1.0, None)], sequence_length=sequence_length, packing=packing, seed=seed, split=split)
         return Rows(rows, self._encoder, self._fim)
+
+    def pair_rows(self, source_length: int, target_length: int, *, seed: int = 1234, heldout: bool = False) -> PairRowSource:
+        """Likewise of aligned pairs: arrays of both sides, by sample."""
+        split = "validation" if heldout else "train"
+        mixture = [(self.dataset, 1.0, None)]
+        return PairRowSource.open(mixture, source_length=source_length, target_length=target_length, seed=seed, split=split)
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text; special tokens in it are characters like others, and no end is added."""

@@ -37,13 +37,15 @@ class Fielded:
 
 @dataclass(slots=True)
 class ReadOptions:
-    """How to take documents out of a file. `notes` counts what was repaired in documents that were kept."""
+    """How to take documents out of a file. `notes` counts what was repaired in documents that were kept. `raw_field`: of parquet, the
+    one of `fields` that must be there and comes as bytes, before anyone decodes it."""
 
     text_field: str = "text"
     txt_documents: TxtDocuments = "file"
     notes: Counter[str] = field(default_factory=Counter)
     fields: Sequence[str] = ()
     invalid_utf8: InvalidUtf8 = "drop"
+    raw_field: str | None = None
 
     def decode(self, data: bytes, where: str) -> Text:
         return decode(data, where, replace=self.invalid_utf8 == "replace", notes=self.notes)
@@ -147,14 +149,21 @@ def _document(text: str | Fielded, source: str, name: str, number: int, *, where
         text = text.text
     if not text or text.isspace():
         return Rejected("empty", where, utf8_bytes(text))
-    if not text.isascii():
-        text, replaced = _SURROGATE.subn("\ufffd", text)  # JSON can spell lone surrogates; UTF-8 and tokenizers can't
-        if replaced:
-            notes["surrogates_replaced"] += replaced
+    text = without_surrogates(text, notes)
     meta: dict[str, Any] = {"file": name, "record": number}
     if fields:
         meta["fields"] = fields
     return Document(document_id(source, name, number), text, source, meta)
+
+
+def without_surrogates(text: str, notes: Counter[str]) -> str:
+    """JSON can spell lone surrogates; UTF-8 and tokenizers can't."""
+    if text.isascii():
+        return text
+    text, replaced = _SURROGATE.subn("\ufffd", text)
+    if replaced:
+        notes["surrogates_replaced"] += replaced
+    return text
 
 
 # ------------------------------------------------------------------------------------------------- formats
@@ -211,6 +220,18 @@ def _read_jsonl(path: str, options: ReadOptions) -> Records:
 
 
 def _json_text(line: bytes, where: str, options: ReadOptions) -> Text | Fielded:
+    record = json_object(line, where, options)
+    if isinstance(record, Rejected):
+        return record
+    if options.text_field not in record:
+        return Rejected("no_text_field", where, len(line))
+    text = record[options.text_field]
+    if not isinstance(text, str):
+        return Rejected("text_not_string", where, len(line))
+    return Fielded(text, {name: record.get(name) for name in options.fields}) if options.fields else text
+
+
+def json_object(line: bytes, where: str, options: ReadOptions) -> dict[str, Any] | Rejected:
     if not line.strip():
         return Rejected("blank_line", where, len(line))
     decoded = options.decode(line, where)
@@ -220,17 +241,10 @@ def _json_text(line: bytes, where: str, options: ReadOptions) -> Text | Fielded:
         record = json.loads(decoded)
     except (ValueError, RecursionError):  # the second from [[[[...
         return Rejected("invalid_json", where, len(line))
-    if not isinstance(record, dict):
-        return Rejected("not_an_object", where, len(line))
-    if options.text_field not in record:
-        return Rejected("no_text_field", where, len(line))
-    text = record[options.text_field]
-    if not isinstance(text, str):
-        return Rejected("text_not_string", where, len(line))
-    return Fielded(text, {name: record.get(name) for name in options.fields}) if options.fields else text
+    return record if isinstance(record, dict) else Rejected("not_an_object", where, len(line))
 
 
-def _read_parquet(path: str, options: ReadOptions) -> Records:
+def read_parquet(path: str, options: ReadOptions) -> Records:
     """Rows of one column, 1,024 at a time. A file that pyarrow can't go on with is one error; its rows before that are kept."""
     import pyarrow
     import pyarrow.parquet
@@ -240,11 +254,16 @@ def _read_parquet(path: str, options: ReadOptions) -> Records:
         with seekable(path) as file:
             parquet = pyarrow.parquet.ParquetFile(file)
             columns = parquet.schema_arrow.names
-            if options.text_field not in columns:
-                raise DataError(f"{path} has no column {options.text_field!r}; set text_field to one of: {', '.join(columns)}")
+            for key, column in (("text_field", options.text_field), ("target_field", options.raw_field)):
+                if column is not None and column not in columns:
+                    key = "source_field" if options.raw_field is not None and key == "text_field" else key
+                    raise DataError(f"{path} has no column {column!r}; set {key} to one of: {', '.join(columns)}")
             others = [name for name in options.fields if name in columns]
             for batch in parquet.iter_batches(batch_size=1024, columns=list(dict.fromkeys([options.text_field, *others]))):
-                beside = {name: batch.column(name).to_pylist() for name in others}
+                beside: dict[str, list[Any]] = {
+                    name: list(_raw_strings(batch.column(name))) if name == options.raw_field else batch.column(name).to_pylist()
+                    for name in others
+                }
                 for row, value in enumerate(_raw_strings(batch.column(options.text_field))):
                     number += 1
                     where = f"{path}:{number}"
@@ -273,7 +292,7 @@ def _raw_strings(array: Any) -> list[bytes | None]:
     return values
 
 
-FORMATS: dict[str, Callable[[str, ReadOptions], Records]] = {"txt": _read_txt, "jsonl": _read_jsonl, "parquet": _read_parquet}
+FORMATS: dict[str, Callable[[str, ReadOptions], Records]] = {"txt": _read_txt, "jsonl": _read_jsonl, "parquet": read_parquet}
 
 
 # ------------------------------------------------------------------------------------ Hugging Face datasets
@@ -295,9 +314,9 @@ def read_dataset(
 
     Raises DataError when it can't be loaded, has no such split or no such column.
     """
-    name = "/".join(filter(None, [Path(path).name if Path(path).is_dir() else path, config_name, split]))
+    name = dataset_name(path, config_name, split)
     notes = Counter() if notes is None else notes
-    for number, record in enumerate(_records(path, config_name, split, streaming, revision), start=1):
+    for number, record in enumerate(records_of_dataset(path, config_name, split, streaming, revision), start=1):
         where = f"{name}:{number}"
         if text_field not in record:
             raise DataError(f"dataset {name} has no column {text_field!r}; set text_field to one of: {', '.join(record)}")
@@ -309,7 +328,13 @@ def read_dataset(
             yield Rejected("text_not_string", where, 0)
 
 
-def _records(path: str, config_name: str | None, split: str, streaming: bool, revision: str | None) -> Iterator[dict[str, Any]]:
+def dataset_name(path: str, config_name: str | None, split: str) -> str:
+    """What ids and places are made of."""
+    return "/".join(filter(None, [Path(path).name if Path(path).is_dir() else path, config_name, split]))
+
+
+def records_of_dataset(path: str, config_name: str | None, split: str, streaming: bool, revision: str | None) -> Iterator[dict[str, Any]]:
+    """Raises DataError when it can't be loaded or has no such split."""
     import datasets
 
     try:

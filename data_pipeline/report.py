@@ -1,110 +1,220 @@
-"""`report.html` of a dataset: one page without anything to fetch, the same bytes for the same dataset."""
+"""`report.html` of a dataset: one page without anything to fetch, the same bytes for the same dataset. Everything that it shows is in
+`report.json` beside it, from which it is drawn."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from data_pipeline.dataset import Dataset, TokenSource
-from data_pipeline.dedup.stage import Duplicates
-from data_pipeline.fim import fim_of_dataset, text_tokens
-from data_pipeline.step import Ledger
-from data_pipeline.tokenizer.encode import Encoder
-
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse;margin:.5rem 0}td,th{padding:.15rem .8rem;border-bottom:1px solid #ddd;text-align:right}
-td:first-child,th:first-child{text-align:left}pre{background:#f6f6f6;padding:.8rem;overflow-x:auto;white-space:pre-wrap}
-.bar{background:#4a7ebb;height:.8rem;display:inline-block}"""
+from data_pipeline.dataset import Dataset
+from data_pipeline.pair_packing import TOO_LONG
+from data_pipeline.progress import size
+from data_pipeline.report_duplicates import contamination, duplicates
+from data_pipeline.report_facts import dataset_facts
+from data_pipeline.report_parts import STYLE, bars, details, notice, percent, section, table, tiles
 
 
-def write_report(path: Path, dataset: Dataset, duplicates: Duplicates | None, summary: Sequence[str], *, title: str) -> None:
-    sections = [
-        f"<h1>{html.escape(title)}</h1><pre>{html.escape(chr(10).join(summary))}</pre>",
-        _ledger(Ledger.from_dict(dataset.manifest.ledger)),
-        *(_source(source) for source in [*dataset.sources, *dataset.validation]),
-        _dedup(duplicates) if duplicates is not None else "",
-        _samples(dataset),
-        f"<h2>Config</h2><pre>{html.escape(_yaml(dataset.manifest.config))}</pre>",
+def write_report(folder: Path, dataset: Dataset, summary: Sequence[str], *, title: str, build: dict[str, Any] | None = None) -> None:
+    """report.json and report.html in the folder. `build`: what only the build knows, under "duplicates", "near_dedup_audit" and
+    "contamination"."""
+    facts = {"title": title, "summary": list(summary), **dataset_facts(dataset), **(build or {})}
+    (folder / "report.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "report.html").write_text(page(facts), encoding="utf-8")
+
+
+def page(facts: dict[str, Any]) -> str:
+    title = html.escape(facts["title"])
+    drawn = "".join(draw(facts) for draw in _SECTIONS)
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    return f'<!doctype html><html lang="en">{head}<title>{title}</title><style>{STYLE}</style><main><h1>{title}</h1>{drawn}</main></html>\n'
+
+
+def _overview(facts: dict[str, Any]) -> str:
+    train = [source for source in facts["sources"] if source["split"] == "train"]
+    numbers = [
+        ("documents to train on", f"{sum(source['documents'] for source in train):,}"),
+        ("tokens to train on", f"{sum(source['tokens'] for source in train):,}"),
+        ("held-out documents", f"{sum(source['documents'] for source in facts['sources'] if source['split'] != 'train'):,}"),
+        ("token ids", f"{facts['tokenizer']['vocab_size']:,}"),
     ]
-    page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>{"".join(sections)}</html>\n'
-    path.write_text(page, encoding="utf-8")
+    if (flow := facts["funnel"]) and flow[0]["documents"]:
+        numbers.insert(0, ("of the documents stayed", percent(flow[-1]["documents"] / flow[0]["documents"])))
+    return tiles(numbers) + details("In words", f"<pre>{html.escape(chr(10).join(facts['summary']))}</pre>")
 
 
-def _ledger(ledger: Ledger) -> str:
+def _alarms(facts: dict[str, Any]) -> str:
+    sources, above = facts["source_loss"]["sources"], facts["source_loss"]["alarm_above"]
+    if not sources:
+        return ""
+    alarms = [source for source in sources if source["alarm"]]
+    rows = [[source["source"], percent(source["share"]), source["why"] or "nothing"] for source in sources]
+    said = (
+        notice([f"{source['source']} lost {percent(source['share'])} of its text: {source['why']}" for source in alarms])
+        if alarms
+        else f"<p>No source lost more than {percent(above)} of its documents or of its text.</p>"
+    )
+    return section("Source loss", said + table(["source", "lost", "most by"], rows, wrap={2}))
+
+
+def _funnel(facts: dict[str, Any]) -> str:
+    if not facts["funnel"]:
+        return ""
+    rows = [(step["words"], step["documents"], f"{step['documents']:,}", size(step["bytes"])) for step in facts["funnel"]]
+    return section("From files to tokens", "<p>Documents and bytes of text that are left after each stage.</p>" + bars(rows))
+
+
+def _lost(facts: dict[str, Any]) -> str:
+    if not facts["lost"]:
+        return section("What was dropped", "<p>Nothing.</p>") if facts["funnel"] else ""
+    rows = [
+        (f"{row['reason'].replace('_', ' ')} ({row['stage']})", row["documents"], f"{row['documents']:,}", size(row["bytes"]))
+        for row in facts["lost"]
+    ]
+    names = sorted({source for row in facts["lost"] for source in row["by_source"]})
+    by_source = [
+        [
+            row["reason"].replace("_", " "),
+            row["stage"],
+            *(f"{row['by_source'].get(name, 0):,}" for name in names),
+            "; ".join(row["examples"]),
+        ]
+        for row in facts["lost"]
+    ]
+    return section(
+        "What was dropped",
+        bars(rows[:20])
+        + details("By source, with places", table(["reason", "stage", *names, "first places"], by_source, left={1}, wrap={len(names) + 2})),
+    )
+
+
+def _sources(facts: dict[str, Any]) -> str:
+    quantiles = list(facts["sources"][0]["tokens_a_document"]) if facts["sources"] else []
+    rows = [
+        [
+            source["name"],
+            source["split"],
+            f"{source['documents']:,}",
+            size(source["text_bytes"]),
+            f"{source['tokens']:,}",
+            f"{source['text_bytes'] / max(source['tokens'] - source['documents'] * (1 + source['pairs']), 1):.2f}",
+            f"{source['shards']:,}",
+            source["hash"][:12],
+        ]
+        for source in facts["sources"]
+    ]
+    lengths = [[f"{s['name']}, {s['split']}", *(f"{s['tokens_a_document'][name]:,}" for name in quantiles)] for s in facts["sources"]]
+    head = ["source", "split", "documents", "text", "tokens", "bytes a token", "shards", "hash"]
+    drawn = "".join(map(_lengths, facts["sources"]))
+    return section("Sources", table(head, rows, left={1}) + table(["tokens a document", *quantiles], lengths) + drawn)
+
+
+def _lengths(source: dict[str, Any]) -> str:
+    """Histograms: of documents; of pairs, one for each side."""
+    name = f"{html.escape(source['name'])}, {source['split']}"
+    if not source["pairs"]:
+        return f"<h3>{name}: tokens a document</h3>" + _histogram(source["lengths"])
+    return "".join(f"<h3>{name}: tokens of the {side} side</h3>{_histogram(bins)}" for side, bins in source["sides"].items())
+
+
+def _histogram(bins: Sequence[dict[str, int]]) -> str:
+    total = max(sum(each["tokens"] for each in bins), 1)
+    return bars(
+        (f"{each['from']:,} to {each['to']:,}", each["documents"], f"{each['documents']:,}", f"{percent(each['tokens'] / total)} of tokens")
+        for each in bins
+    )
+
+
+def _packing(facts: dict[str, Any]) -> str:
+    if not facts["packing"]:
+        return ""
+    documents = [plan for plan in facts["packing"] if "sequence_length" in plan]
+    rows = [
+        [
+            plan["source"],
+            plan["split"],
+            f"{plan['sequence_length']:,}",
+            plan["method"],
+            f"{plan['num_rows']:,}",
+            _share(plan["num_padding_tokens"], plan["num_rows"] * plan["sequence_length"]),
+            f"{plan['num_cuts']:,}",
+        ]
+        for plan in documents
+    ]
+    drawn = (
+        table(["source", "split", "targets a row", "method", "rows", "padding", "cuts inside documents"], rows, left={1, 3}) if rows else ""
+    )
+    pairs = [plan for plan in facts["packing"] if "source_length" in plan]
+    rows = [
+        [
+            plan["source"],
+            plan["split"],
+            f"{plan['source_length']:,} and {plan['target_length']:,}",
+            f"{plan['num_rows']:,}",
+            f"{plan['num_pairs']:,}",
+            _share(plan["num_rows"] * plan["source_length"] - plan["num_source_tokens"], plan["num_rows"] * plan["source_length"]),
+            _share(plan["num_rows"] * plan["target_length"] - plan["num_targets"], plan["num_rows"] * plan["target_length"]),
+            *(f"{plan[reason]:,}" for reason in TOO_LONG),
+        ]
+        for plan in pairs
+    ]
+    head = ["source", "split", "room for source and targets", "rows", "pairs", "padding of source", "of targets"]
+    drawn += table([*head, *(f"left out: {reason.replace('_', ' ')}" for reason in TOO_LONG)], rows, left={1}) if rows else ""
+    return section("Packing", drawn)
+
+
+def _share(padding: int, places: int) -> str:
+    return f"{100 * padding / max(places, 1):.3f} %"
+
+
+def _books(facts: dict[str, Any]) -> str:
     """read = kept + dropped + errors, stage by stage and source by source."""
     rows = []
-    for stage, sources in ledger.stages.items():
+    for stage, sources in facts["books"].items():
         for source, tally in sorted(sources.items()):
-            gone = [f"{reason} {count.documents:,}" for reason, count in sorted({**tally.errors, **tally.dropped}.items())]
-            notes = [f"{kind} {number:,}" for kind, number in sorted(tally.notes.items())]
+            gone = sorted({**tally["errors"], **tally["dropped"]}.items())
             rows.append(
                 [
                     stage,
                     source,
-                    f"{tally.read.documents:,}",
-                    f"{tally.kept.documents:,}",
-                    ", ".join(gone) or "0",
-                    ", ".join(notes),
-                    f"{tally.written.bytes:,}",
+                    f"{tally['read']['documents']:,}",
+                    f"{tally['kept']['documents']:,}",
+                    ", ".join(f"{reason} {count['documents']:,}" for reason, count in gone) or "0",
+                    ", ".join(f"{kind} {number:,}" for kind, number in tally["notes"].items()),
+                    f"{tally['written']['bytes']:,}",
                 ]
             )
-            rows += [["", "", "", "", f"{kind}: {place}", "", ""] for kind, places in sorted(tally.examples.items()) for place in places]
-    return "<h2>Books</h2>" + _table(["stage", "source", "read", "kept", "dropped or not readable", "repaired", "bytes passed on"], rows)
+    head = ["stage", "source", "read", "kept", "dropped or not readable", "repaired", "bytes passed on"]
+    return section("Books", table(head, rows, left={1}, wrap={4, 5})) if rows else ""
 
 
-def _source(source: TokenSource) -> str:
-    lengths = source.lengths()
-    rows = [["documents", f"{source.num_documents:,}"], ["tokens", f"{source.num_tokens:,}"], ["hash", source.hash[:16]]]
-    rows += [
-        [f"{name} tokens a document", f"{int(value):,}"]
-        for name, value in zip(("median", "90 %", "longest"), np.quantile(lengths, [0.5, 0.9, 1.0]))
+def _samples(facts: dict[str, Any]) -> str:
+    shown = [
+        f'<p class="where">{html.escape(s["source"])}, {html.escape(s["file"])}:{s["record"]}, {s["id"]}</p><pre>{html.escape(s["text"])}</pre>'
+        for s in facts["samples"]
     ]
-    edges = 2 ** np.arange(0, int(lengths.max()).bit_length() + 1)
-    counts, _ = np.histogram(lengths, bins=edges)
-    bars = [
-        [f"{low:,} to {high - 1:,}", f"{number:,}", f'<span class="bar" style="width:{300 * number // max(counts.max(), 1)}px"></span>']
-        for low, high, number in zip(edges, edges[1:], counts)
-        if number
-    ]
-    return (
-        f"<h2>{html.escape(source.name)}, {source.split}</h2>"
-        + _table(["", ""], rows)
-        + _table(["tokens", "documents", ""], bars, raw=True)
-    )
+    return section("Samples, decoded from the shards", "".join(shown))
 
 
-def _dedup(duplicates: Duplicates) -> str:
-    rows = [
-        [name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.4f}"] for name, value in duplicates.stats.items()
-    ]
-    near = duplicates.removals[duplicates.removals["reason"] == 1]["jaccard"]
-    if near.size:
-        rows.append(["Jaccard of near duplicates: least, median", f"{near.min():.3f}, {np.median(near):.3f}"])
-    return "<h2>Duplicates</h2>" + _table(["", ""], rows) + "<p>Each removed document and the one that stayed: duplicates.jsonl</p>"
-
-
-def _samples(dataset: Dataset) -> str:
-    encoder, fim = Encoder.open(dataset.tokenizer_path), fim_of_dataset(dataset)
-    shown = []
-    for source in dataset.sources:
-        for number in sorted({0, source.num_documents // 2, source.num_documents - 1}):
-            shard, inside = source.find(number)
-            file, record = shard.origin(inside)
-            text = encoder.decode(text_tokens(shard.document(inside), fim)[:200].tolist())
-            shown.append(f"<p>{html.escape(source.name)}, {html.escape(file)}:{record}</p><pre>{html.escape(text[:600])}</pre>")
-    return "<h2>Samples, decoded from the shards</h2>" + "".join(shown)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, raw: bool = False) -> str:
-    cells = ["".join(f"<td>{cell if raw else html.escape(cell)}</td>" for cell in row) for row in rows]
-    return "<table><tr>" + "".join(f"<th>{name}</th>" for name in head) + "</tr>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
-
-
-def _yaml(tree: dict[str, Any]) -> str:
+def _config(facts: dict[str, Any]) -> str:
     import yaml
 
-    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(facts["config"], sort_keys=False, allow_unicode=True)
+    return section("Config", details("Show", f"<pre>{html.escape(text)}</pre>"))
+
+
+_SECTIONS: Iterable[Callable[[dict[str, Any]], str]] = (
+    _overview,
+    _alarms,
+    _funnel,
+    _lost,
+    _sources,
+    duplicates,
+    contamination,
+    _packing,
+    _books,
+    _samples,
+    _config,
+)

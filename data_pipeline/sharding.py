@@ -41,6 +41,7 @@ class ShardJob:
     can_cut: bool
     path: Path
     fim: Fim | None = None
+    pairs: bool = False
 
     @property
     def done_path(self) -> Path:
@@ -92,6 +93,7 @@ def plan_shards(
                         can_cut=tokenizer_type != "pretrained",
                         path=folder / f"{key}.bin",
                         fim=applied,
+                        pairs=any(Part(part).is_pairs for part, _ in picks[:1]),
                     )
                 )
     return jobs
@@ -124,16 +126,18 @@ def make_shard(job: ShardJob, report: Report) -> ShardEntry:
             return ShardEntry(**{**done, "file": f"shards/{job.name}", "checksums": Shard(job.path).digest})
     encoder = _encoder(job.tokenizer_path, job.is_bytes, job.can_cut)
     num_tokens = num_documents = text_bytes = 0
-    with write_shard(job.path, source=job.source, split=job.split, vocabulary=job.vocabulary) as shard:
+    with write_shard(job.path, source=job.source, split=job.split, vocabulary=job.vocabulary, pairs=job.pairs) as shard:
         for part, batch in _batches(job.picks):
-            texts = part.texts(batch)
+            texts = [side for number, text in zip(batch, part.texts(batch)) for side in part.sides(number, text)]
             ids = [part.id(number) for number in batch]
             encoded = encoder.encode_batch(texts) if job.fim is None else job.fim.encode_batch(encoder, texts, ids)
-            for number, tokens in zip(batch, encoded):
+            firsts, targets = (encoded[::2], encoded[1::2]) if job.pairs else (encoded, [None] * len(encoded))
+            for number, tokens, target in zip(batch, firsts, targets):
                 file, record = part.origin(number)
                 length = int(part.offsets[number + 1] - part.offsets[number])
-                shard.add(Encoded(id=part.id(number), tokens=tokens, text_bytes=length, file=file, record=record))
-                num_tokens, num_documents, text_bytes = num_tokens + tokens.size + 1, num_documents + 1, text_bytes + length
+                shard.add(Encoded(id=part.id(number), tokens=tokens, text_bytes=length, file=file, record=record, target=target))
+                num_tokens += tokens.size + 1 + (target.size + 1 if target is not None else 0)
+                num_documents, text_bytes = num_documents + 1, text_bytes + length
                 report(length)
     entry = ShardEntry(
         file=f"shards/{job.name}",

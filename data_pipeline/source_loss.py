@@ -17,11 +17,11 @@ _SHOWN_REASONS = 4
 def check_losses(ledger: Ledger, chain: Sequence[str], *, limit: float | None, progress: Progress) -> None:
     """Raises DataError where a source lost more than the share `limit`, of its documents or of their bytes; without a limit, says so
     from WARNED_SHARE on."""
-    alarms = []
-    for source in sorted(ledger.stages[chain[0]]):
-        share = lost_share(ledger, chain, source)
-        if share > (WARNED_SHARE if limit is None else limit):
-            alarms.append(f"{source} lost {100 * share:.1f} % of its text: {_why(ledger, chain, source)}")
+    alarms = [
+        f"{source} lost {100 * share:.1f} % of its text: {why}"
+        for source, share, why in source_losses(ledger, chain)
+        if share > (WARNED_SHARE if limit is None else limit)
+    ]
     if alarms and limit is not None:
         raise DataError(
             f"more than max_source_loss ({100 * limit:.0f} %) is gone\n"
@@ -36,6 +36,11 @@ def check_stored_losses(stored: dict[str, Any], *, limit: float | None, progress
     """The same for a dataset that stands already, of its manifest's ledger: the limit may be another than when it was built."""
     ledger = Ledger.from_dict(stored)
     check_losses(ledger, [stage for stage in ledger.stages if stage != "encode"], limit=limit, progress=progress)
+
+
+def source_losses(ledger: Ledger, chain: Sequence[str]) -> list[tuple[str, float, str]]:
+    """(source, share lost, what took most) of every source, by name."""
+    return [(source, lost_share(ledger, chain, source), _why(ledger, chain, source)) for source in sorted(ledger.stages[chain[0]])]
 
 
 def lost_share(ledger: Ledger, chain: Sequence[str], source: str) -> float:

@@ -77,15 +77,19 @@ def plan(asked: Asked, workers: Workers, progress: Progress) -> Planned:
     work = config.work_folder
     names = [source.name for source in config.sources]
     store, ledger = ingest(read_jobs(asked), workers=workers, progress=progress)
+    contamination = []
     if search is not None:
-        for line in contamination_lines(search.index(), read_evidence(contamination_files(config, tasks))):
+        contamination = contamination_lines(search.index(), read_evidence(contamination_files(config, tasks)))
+        for line in contamination:
             progress.say(line)
     document_keys = [task.key for task in tasks]
     duplicates = None
     kept = np.ones(store.num_documents, dtype=bool)
     chain = list(ledger.stages)
     if config.dedup is not None and (config.dedup.field is not None or config.dedup.exact or config.dedup.minhash is not None):
-        settings = config.dedup.model_dump(mode="json", exclude={"lines", "substring", "earlier"})
+        settings = config.dedup.model_dump(
+            mode="json", exclude={"lines": True, "substring": True, "earlier": True, "minhash": {"audit_documents"}}
+        )
         compared = [[each.content for each in earlier]] if earlier else []
         path = work / "dedup" / f"{cache_key('dedup', settings, names, document_keys, *compared)}.duplicates"
         ready = signature_files(store, config.dedup.minhash, work / "signatures")
@@ -96,7 +100,7 @@ def plan(asked: Asked, workers: Workers, progress: Progress) -> Planned:
         kept = duplicates.kept(store.num_documents)
         chain.append("dedup")
         progress.say(dedup_line(duplicates.stats))
-    originals = [part.path for part in store.parts]
+    originals = store
     edit_keys: dict[str, str] = {}
     for stage in ("lines", "substring"):
         if (cutting := getattr(config.dedup, stage, None)) is not None:
@@ -142,7 +146,8 @@ def plan(asked: Asked, workers: Workers, progress: Progress) -> Planned:
         fim=fim_of(config.fim, tokenizer_json=facts.json_text, seed=config.seed),
         fim_sources=config.fim.sources if config.fim is not None else None,
     )
-    return Planned(config, asked.key, tasks, store, earlier, originals, list(edit_keys.values()), duplicates, facts, jobs, ledger, chain)
+    edited = list(edit_keys.values())
+    return Planned(config, asked.key, tasks, store, earlier, originals, edited, duplicates, facts, jobs, ledger, chain, contamination)
 
 
 def _content(kept: np.ndarray) -> str:

@@ -3,6 +3,7 @@
 text      uint8: the UTF-8 of all texts, end to end          offsets   int64[documents + 1]
 keys      uint8[16 x documents]: the content key of each     ids, files, records, file_names   as in document_index.py
 fields    uint8[16 x documents], only where dedup looks at a field: a key of its value, zeros for none
+splits    int64[documents], only of pairs: bytes of the source side and the line end after it, where the target side begins
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.blockfile import BlockFile, BlockWriter, write_blockfile
-from data_pipeline.document import Document, content_key
+from data_pipeline.document import Document, content_key, utf8_bytes
 from data_pipeline.document_index import Index, IndexWriter
 
 _RELEASE_BYTES = 16 << 20  # of a part that is being read may stay in memory
@@ -27,9 +28,11 @@ _RELEASE_BYTES = 16 << 20  # of a part that is being read may stay in memory
 class PartWriter:
     """Appends documents to a part."""
 
-    def __init__(self, out: BlockWriter, *, field: str | None = None) -> None:
+    def __init__(self, out: BlockWriter, *, field: str | None = None, pairs: bool = False) -> None:
         self._out = out
         self._field = field
+        self._pairs = pairs
+        self._splits = array("q")
         self._fields, self._keys = bytearray(), bytearray()
         self._lengths = array("q", [0])
         self._index = IndexWriter()
@@ -44,6 +47,8 @@ class PartWriter:
         self._keys += content_key(document.text)
         if self._field is not None:
             self._fields += _field_key(document.meta.get("fields", {}).get(self._field))
+        if self._pairs:
+            self._splits.append(utf8_bytes(document.text[: document.meta["target_at"]]))
         self._index.add(document.id, document.meta["file"], document.meta["record"])
 
     def finish(self) -> None:
@@ -51,6 +56,8 @@ class PartWriter:
         self._out.add("keys", np.frombuffer(self._keys, dtype=np.uint8))
         if self._field is not None:
             self._out.add("fields", np.frombuffer(self._fields, dtype=np.uint8))
+        if self._pairs:
+            self._out.add("splits", np.array(self._splits, dtype=np.int64))
         self._index.finish(self._out)
         self._out.meta.update(documents=len(self._lengths) - 1, text_bytes=self.text_bytes)
 
@@ -62,10 +69,10 @@ def _field_key(value: object) -> bytes:
 
 
 @contextmanager
-def write_part(path: Path, *, field: str | None = None) -> Iterator[PartWriter]:
-    """`field`: of the documents' meta, whose values dedup will compare."""
+def write_part(path: Path, *, field: str | None = None, pairs: bool = False) -> Iterator[PartWriter]:
+    """`field`: of the documents' meta, whose values dedup will compare. `pairs`: the documents are pairs, as pairs.py makes them."""
     with write_blockfile(path, kind="documents") as out:
-        writer = PartWriter(out, field=field)
+        writer = PartWriter(out, field=field, pairs=pairs)
         yield writer
         writer.finish()
 
@@ -99,6 +106,21 @@ class Part:
     def release(self) -> None:
         """Let go of the memory that what was read so far takes."""
         self._file.release()
+
+    @cached_property
+    def is_pairs(self) -> bool:
+        return self._file.has("splits")
+
+    @cached_property
+    def _splits(self) -> np.ndarray:
+        return self._file.read("splits")
+
+    def sides(self, number: int, text: str) -> list[str]:
+        """Of a pair the two sides of its text; else the text."""
+        if not self.is_pairs:
+            return [text]
+        raw, split = text.encode(), int(self._splits[number])
+        return [raw[: split - 1].decode(), raw[split:].decode()]
 
     def ids(self) -> np.ndarray:
         """uint8[documents, 16]"""
@@ -160,6 +182,14 @@ class DocumentStore:
             for place, text in zip(here, texts):
                 found[place] = text
         return found
+
+    def sides_of(self, numbers: Sequence[int]) -> list[str]:
+        """Likewise; of pairs both sides of each, one after the other."""
+        texts = self.texts_of(numbers)
+        if not any(part.is_pairs for part in self.parts):
+            return texts
+        places = map(self.find, numbers)
+        return [side for (part, inside), text in zip(places, texts) for side in self.parts[part].sides(inside, text)]
 
     def release(self) -> None:
         """Let go of the memory that what was read so far takes."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.dataset import Dataset, TokenSource
+from data_pipeline.pair_plans import PairPlan, left_out_words
 from data_pipeline.plans import Plan
 from data_pipeline.progress import size
 from data_pipeline.step import Count, Ledger, Tally
@@ -56,10 +57,10 @@ def ends(ledger: Ledger) -> tuple[Tally, Tally]:
 
 
 def source_line(source: TokenSource) -> str:
-    shards = len(source.entry.shards)
-    ratio = source.text_bytes / max(source.num_tokens - source.num_documents, 1)
+    shards, what = len(source.entry.shards), "pairs" if source.pairs else "documents"
+    ratio = source.text_bytes / max(source.num_tokens - source.num_documents * (1 + source.pairs), 1)
     return (
-        f"{source.num_documents:,} documents, {size(source.text_bytes)}, {source.num_tokens:,} tokens "
+        f"{source.num_documents:,} {what}, {size(source.text_bytes)}, {source.num_tokens:,} tokens "
         f"({ratio:.2f} bytes a token), {shards} shard{'s' if shards != 1 else ''}"
     )
 
@@ -67,6 +68,13 @@ def source_line(source: TokenSource) -> str:
 def plan_line(source: TokenSource, plan: Plan, *, sequence_length: int, method: str) -> str:
     padding = 100 * plan.num_padding_tokens / max(plan.num_rows * sequence_length, 1)
     return f"{source.name} {source.split}, S={sequence_length}, {method}: {plan.num_rows:,} rows, {padding:.2f} % padding, {plan.num_cuts:,} cuts inside documents"
+
+
+def pair_plan_line(source: TokenSource, plan: PairPlan) -> str:
+    one, other = plan.padding
+    lengths = f"S={plan.meta['source_length']}, T={plan.meta['target_length']}"
+    left_out = left_out_words(list(plan.left_out.items()))
+    return f"{source.name} {source.split}, {lengths}: {plan.num_rows:,} rows of {plan.num_pairs / max(plan.num_rows, 1):.1f} pairs, padding {100 * one:.2f} % source, {100 * other:.2f} % target{left_out}"
 
 
 def summary_lines(dataset: Dataset, plans: Sequence[str], *, asked_vocab: int | None) -> list[str]:

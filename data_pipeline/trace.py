@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,11 @@ from data_pipeline.dataset import Dataset
 from data_pipeline.errors import DataError
 from data_pipeline.fim import fim_of_dataset, text_order
 from data_pipeline.loader import RowSource
+from data_pipeline.pair_loader import PairRowSource
+from data_pipeline.pair_plans import PairPlan
+from data_pipeline.plans import Plan
 from data_pipeline.rows import NO_TARGET
+from data_pipeline.samples import Samples
 from data_pipeline.tokenizer.encode import Encoder
 
 _AROUND_TOKENS = 24
@@ -132,11 +137,46 @@ def find_documents(datasets: Sequence[Dataset], id: str) -> list[Stored]:
     return found
 
 
-def samples_of(rows: RowSource, *, split: str, source: str, document: int, num_samples: int, entry: int = 0) -> Iterator[int]:
+@dataclass(frozen=True)
+class PairOrigin:
+    """Where a pair of a row came from, and where its sides stand there."""
+
+    sample: int
+    epoch: int
+    pair: int
+    source: str
+    document: str
+    file: str
+    record: int
+    source_start: int
+    source_tokens: int
+    target_start: int
+    target_tokens: int
+    source_text: str
+    target_text: str
+
+
+def trace_pairs(rows: PairRowSource, sample: int) -> Iterator[PairOrigin]:
+    """Every pair of the sample's row, in order."""
+    place, row = rows.place(sample), rows[sample]
+    encoder = Encoder.open(rows.dataset(place.entry).tokenizer_path)
+    for number, pair in enumerate(place.plan.pairs(place.row).tolist()):
+        shard, inside = place.source.find(pair)
+        file, record = shard.origin(inside)
+        sides = shard.sides(inside)
+        texts = [encoder.decode(side[:-1].tolist()) for side in sides]
+        starts = int(row.source_starts[number]), int(row.target_starts[number])
+        where = (place.source.name, shard.document_id(inside), file, record)
+        yield PairOrigin(sample, place.epoch, number, *where, starts[0], sides[0].size, starts[1], sides[1].size, *texts)
+
+
+def samples_of(rows: Samples[Any], *, split: str, source: str, document: int, num_samples: int, entry: int = 0) -> Iterator[int]:
     """The samples below `num_samples` that hold a piece of the document, in order. `entry`: of the mixture, whose document it is."""
     for sample in range(num_samples):
         place = rows.place(sample)
-        if (place.entry, place.source.split, place.source.name) == (entry, split, source) and (
-            place.plan.pieces(place.row)["document"] == document
-        ).any():
+        if (place.entry, place.source.split, place.source.name) == (entry, split, source) and document in _documents(place.plan, place.row):
             yield sample
+
+
+def _documents(plan: Plan | PairPlan, row: int) -> np.ndarray:
+    return plan.pieces(row)["document"] if isinstance(plan, Plan) else plan.pairs(row)

@@ -22,6 +22,7 @@ class MinHashConfig(Section):
     rows_per_band: int = 8  # more look at fewer pairs
     threshold: float = 0.8  # Jaccard similarity from which a document goes
     seed: int = Field(default=1, ge=0)  # of the hash functions
+    audit_documents: int = Field(default=1000, ge=0)  # so many are compared pair by pair, for the recall in the report; 0: none
 
     @field_validator("ngram", "num_bands", "rows_per_band")
     @classmethod
@@ -36,6 +37,11 @@ class MinHashConfig(Section):
         if not 0.0 < value <= 1.0:
             raise ValueError("a Jaccard similarity above 0 and up to 1 | 0.8 is usual")
         return value
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a key that came later, unless it is set: a dataset that was built before there was one keeps its own key."""
+        return {key: value for key, value in handler(self).items() if key != "audit_documents" or value != 1000}
 
 
 class LinesConfig(Section):

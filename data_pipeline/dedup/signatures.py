@@ -28,7 +28,10 @@ class SignatureJob:
 
 def signature_path(part: Part, config: MinHashConfig, folder: Path) -> Path:
     """Parts are named by all that they depend on, so this is too."""
-    return folder / f"{part.path.stem}-{cache_key('dedup', 'signatures', config.model_dump(mode='json'))[:16]}.signatures"
+    return (
+        folder
+        / f"{part.path.stem}-{cache_key('dedup', 'signatures', config.model_dump(mode='json', exclude={'audit_documents'}))[:16]}.signatures"
+    )
 
 
 def signature_jobs(parts: Sequence[tuple[str, Part]], config: MinHashConfig, folder: Path) -> list[SignatureJob]:

@@ -185,13 +185,18 @@ def count(store: DocumentStore, duplicates: Duplicates, ledger: Ledger) -> None:
 
 def listed(store: DocumentStore, duplicates: Duplicates, earlier: Sequence[Earlier] = ()) -> Iterator[dict[str, Any]]:
     """Every removed document with the one that stays in its place, for people to read."""
-    for removed, kept, jaccard, reason in duplicates.removals.tolist():
-        yield {
-            "removed": _named(store, removed),
-            "kept": _named(store, kept) if kept >= 0 else _named_earlier(earlier, -1 - kept),
-            "reason": REASONS[reason],
-            "jaccard": None if np.isnan(jaccard) else round(jaccard, 6),
-        }
+    for removal in duplicates.removals.tolist():
+        yield removal_line(store, removal, earlier)
+
+
+def removal_line(store: DocumentStore, removal: tuple[int, int, float, int], earlier: Sequence[Earlier]) -> dict[str, Any]:
+    removed, kept, jaccard, reason = removal
+    return {
+        "removed": named(store, removed),
+        "kept": named(store, kept) if kept >= 0 else _named_earlier(earlier, -1 - kept),
+        "reason": REASONS[reason],
+        "jaccard": None if np.isnan(jaccard) else round(jaccard, 6),
+    }
 
 
 def _named_earlier(earlier: Sequence[Earlier], number: int) -> dict[str, Any]:
@@ -199,7 +204,8 @@ def _named_earlier(earlier: Sequence[Earlier], number: int) -> dict[str, Any]:
     return dataset.named(inside)
 
 
-def _named(store: DocumentStore, number: int) -> dict[str, Any]:
+def named(store: DocumentStore, number: int) -> dict[str, Any]:
+    """A document for people: its id, and where it stood."""
     part, inside = store.find(number)
     file, record = store.parts[part].origin(inside)
     return {"id": store.parts[part].id(inside), "source": store.source(part), "file": file, "record": record}

@@ -32,7 +32,7 @@ def export_tokens(
     megatron   SOURCE.bin and .idx, SOURCE.validation.bin and .idx        npy   SOURCE.npy, SOURCE.validation.npy
     nanogpt    train.bin and val.bin, sources one after another           llmc  SOURCE_train_000000.bin, SOURCE_val_000000.bin, ...
     `ends`: auto keeps the end of every document but those that an import added; keep, drop: all of them.
-    Raises ConfigError for a format that can't hold the ids or an output that exists.
+    Raises ConfigError for a format that can't hold the ids or an output that exists, DataError for pairs.
     """
     output = Path(output)
     if format not in FORMATS:
@@ -43,6 +43,8 @@ def export_tokens(
         raise ConfigError(
             [Fault("--format", format, "a format that holds ids above 65535", f"{dataset.vocab_size} ids need megatron or npy")]
         )
+    if pairs := [source.name for source in dataset.sources if source.pairs]:
+        raise DataError(f"{dataset.path}: {', '.join(pairs)} has aligned pairs, and none of these formats can tell one side from the other")
     if output.exists():
         raise ConfigError([Fault("OUTPUT", str(output), "a folder that doesn't exist yet", "choose another, or move this one away")])
     with atomic_folder(output) as folder:

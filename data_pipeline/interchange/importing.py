@@ -108,7 +108,7 @@ def import_tokens(
         )
         write_manifest(folder, manifest)
         lines = summary_lines(Dataset.open(folder), [], asked_vocab=None)
-        write_report(folder / "report.html", Dataset.open(folder), None, lines, title=output.name)
+        write_report(folder, Dataset.open(folder), lines, title=output.name)
     for line in lines:
         progress.say(line)
     return Dataset.open(output)

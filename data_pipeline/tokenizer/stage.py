@@ -100,7 +100,7 @@ def _texts(store: DocumentStore, numbers: np.ndarray, advance: Report) -> Iterat
     lengths = store.lengths()[numbers]
     batch = (np.cumsum(lengths) - 1).clip(min=0) // BATCH_BYTES
     for some in np.split(numbers, np.flatnonzero(np.diff(batch)) + 1):
-        for text in store.texts_of(some.tolist()):
+        for text in store.sides_of(some.tolist()):
             yield text
             advance(len(text))
 

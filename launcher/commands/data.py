@@ -19,6 +19,8 @@ Length = Annotated[Optional[int], typer.Option("--sequence-length", "-s", min=1,
 ShownDocument = Annotated[Optional[str], typer.Option("--document", "-d", help="Show this one, by its id or the id's beginning.")]  # noqa: UP045
 Among = Annotated[Optional[int], typer.Option("--num-samples", min=1, help="Look among so many samples; default one epoch.")]  # noqa: UP045
 Method = Annotated[str, typer.Option("--method", help="best_fit or concat.")]
+SourceLength = Annotated[Optional[int], typer.Option("--source-length", min=2, help="Of pairs: tokens a row for the encoder.")]  # noqa: UP045
+TargetLength = Annotated[Optional[int], typer.Option("--target-length", min=2, help="Of pairs: targets a row.")]  # noqa: UP045
 
 
 @app.command()
@@ -45,17 +47,27 @@ def build(
 
 
 @app.command()
-def pack(folder: Folder, sequence_length: Length = None, method: Method = "best_fit") -> None:
+def pack(
+    folder: Folder,
+    sequence_length: Length = None,
+    method: Method = "best_fit",
+    source_length: SourceLength = None,
+    target_length: TargetLength = None,
+) -> None:
     """Make the packing plan for a sequence length. A run makes it too, if it is missing."""
     from data_pipeline.assemble import make_plans
     from data_pipeline.config import PackingConfig
     from data_pipeline.dataset import Dataset
     from data_pipeline.schema import validate
 
-    if sequence_length is None:
+    dataset = Dataset.open(folder)
+    lengths = {"source_length": source_length, "target_length": target_length}
+    if is_pairs := any(source.pairs for source in dataset.sources):
+        _check_pair_shape(source_length, target_length)
+    elif sequence_length is None:
         raise ConfigError([Fault("--sequence-length", None, "the targets of a row", "for example --sequence-length 2048")])
-    plan = validate(PackingConfig, {"sequence_length": sequence_length, "method": method})
-    for line in make_plans(Dataset.open(folder), [plan]):
+    plan = validate(PackingConfig, lengths if is_pairs else {"sequence_length": sequence_length, "method": method})
+    for line in make_plans(dataset, [plan]):
         print(line)
 
 
@@ -65,11 +77,23 @@ def inspect(
     document: ShownDocument = None,
     number: Annotated[int, typer.Option("--number", "-n", min=0, help="How many documents of each source to show.")] = 3,
     tokens: Annotated[bool, typer.Option("--tokens", help="Show the tokens one by one.")] = False,
+    rows: Annotated[int, typer.Option("--rows", "-r", min=0, help="Instead: so many rows, with their lengths.")] = 0,
+    sequence_length: Length = None,
+    method: Method = "best_fit",
+    source_length: SourceLength = None,
+    target_length: TargetLength = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of rows: the seed of the run that would see them in this order.")] = 1234,
 ) -> None:
-    """What is in a dataset: its books, its sources, its tokenizer, and some documents decoded."""
-    from data_pipeline.show import show_dataset, show_document
+    """What is in a dataset: its books, its sources, its tokenizer, and some documents decoded; or rows, with what stands where."""
+    from data_pipeline.show import show_dataset, show_document, show_pair_rows, show_rows
 
-    if document is not None:
+    if rows and (source_length, target_length) != (None, None):
+        lengths = _check_pair_shape(source_length, target_length)
+        show_pair_rows(folder, number=rows, source_length=lengths[0], target_length=lengths[1], seed=seed, tokens=tokens)
+    elif rows:
+        length, packing = _row_shape(sequence_length, method)
+        show_rows(folder, number=rows, sequence_length=length, packing=packing, seed=seed, tokens=tokens)
+    elif document is not None:
         show_document(folder, document, tokens=tokens)
     else:
         show_dataset(folder, number=number, tokens=tokens)
@@ -91,17 +115,27 @@ def trace(
     row: Annotated[int, typer.Option("--row", min=0, help="The row in that step's global batch, from 0.")] = 0,
     position: Annotated[int, typer.Option("--position", "-p", min=0, help="The target's place in the row, from 0.")] = 0,
     document: Annotated[Optional[str], typer.Option("--document", "-d", help="Instead: the samples that hold this document.")] = None,  # noqa: UP045
+    file: Annotated[Optional[str], typer.Option("--file", help="Instead: what became of a record of this input file.")] = None,  # noqa: UP045
+    line: Annotated[int, typer.Option("--line", min=1, help="With --file: the record's number, from 1; of jsonl, the line.")] = 1,
     num_samples: Among = None,
     sequence_length: Length = None,
     method: Method = "best_fit",
+    source_length: SourceLength = None,
+    target_length: TargetLength = None,
     seed: Annotated[int, typer.Option("--seed", help="Of a dataset: the seed of the run that it is traced for.")] = 1234,
     validation: Annotated[bool, typer.Option("--validation", help="The held-out rows.")] = False,
 ) -> None:
-    """Where a token of a training row came from, as JSON; or, with --document, which samples hold a document."""
-    from data_pipeline.trace import find_documents
+    """Where a token of a training row came from, as JSON; or, with --document, which samples hold a document; or, with --file and
+    --line, what became of a place in the input, and the samples that hold it."""
+    from data_pipeline.trace import find_documents, trace_pairs
     from data_pipeline.trace import trace as trace_token
 
-    rows, steps = _rows(target, sequence_length=sequence_length, method=method, seed=seed, split="validation" if validation else "train")
+    lengths = (source_length, target_length) if (source_length, target_length) != (None, None) else None
+    shape: dict[str, Any] = {"sequence_length": sequence_length, "method": method, "seed": seed, "pair_lengths": lengths}
+    if file is not None:
+        _trace_input(target, file, line, num_samples=num_samples, **shape)
+        return
+    rows, steps = _rows(target, split="validation" if validation else "train", **shape)
     if document is not None:
         split = "validation" if validation else "train"
         found = [each for each in find_documents(rows.datasets, document) if each.split == split]
@@ -119,6 +153,10 @@ def trace(
     assert sample is not None
     if validation and sample >= len(rows):
         raise ConfigError([Fault("--sample", sample, f"0 to {len(rows) - 1}: there are {len(rows)} held-out rows")])
+    if lengths is not None:
+        for pair in trace_pairs(rows, sample):
+            _print_json(pair.__dict__)
+        return
     _print_json(trace_token(rows, sample, position).__dict__)
 
 
@@ -226,6 +264,26 @@ def fertility(
 # ------------------------------------------------------------------------------------------------- reading
 
 
+def _trace_input(target: Path, file: str, line: int, *, num_samples: int | None, **shape: Any) -> None:
+    """What became of it; and the samples, of a run, or of a dataset where the length of a row is given."""
+    from data_pipeline.dataset import Dataset
+    from data_pipeline.trace import find_documents
+    from data_pipeline.trace_input import trace_input
+
+    is_run = (target / "config.yaml").is_file()
+    if not is_run and shape["sequence_length"] is None and shape["pair_lengths"] is None:
+        for each in trace_input([Dataset.open(target)], file, line):
+            _print_json(each)
+        return
+    rows, steps = _rows(target, split="train", **shape)
+    found = trace_input(rows.datasets, file, line)
+    for each in found:
+        _print_json(each)
+    for document in dict.fromkeys(each["document"] for each in found if each["outcome"] == "stored" and each["split"] == "train"):
+        for stored in find_documents(rows.datasets, document):
+            _print_samples(rows, steps, stored, num_samples)
+
+
 def _config_and_overrides(words: list[str], config: str | None) -> tuple[str, list[str]]:
     """CONFIG is the first word without `=`, or --config."""
     paths = [word for word in words if "=" not in word]
@@ -249,7 +307,9 @@ def _print_samples(rows: Any, steps: Any, found: Any, num_samples: int | None) -
         _print_json({"sample": sample, **({"step": place[0], "row": place[1]} if place else {}), **where})
 
 
-def _rows(target: Path, *, sequence_length: int | None, method: str, seed: int, split: str) -> tuple[Any, Any]:
+def _rows(
+    target: Path, *, sequence_length: int | None, method: str, seed: int, split: str, pair_lengths: tuple[int | None, int | None] | None
+) -> tuple[Any, Any]:
     """(rows, StepSamples or None): of a run as its saved config has them, of a dataset as the options say. Held-out rows have no steps."""
     from data_pipeline.loader import Dataset, Phase, RowSource
 
@@ -271,23 +331,31 @@ def _rows(target: Path, *, sequence_length: int | None, method: str, seed: int, 
         phases = phases_of_run(folder) or [Phase.from_dict(phase) for phase in phases_for(config, datasets)]
         events = [event for _, event in JsonLines(folder.events).lines() if event is not None]
         return rows.with_phases(phases), samples_of_steps(events, config.training.global_batch_size)
+    if pair_lengths is not None:
+        from data_pipeline.pair_loader import PairRowSource
+
+        one, other = _check_pair_shape(*pair_lengths)
+        return PairRowSource.open([(Dataset.open(target), 1.0, None)], source_length=one, target_length=other, seed=seed, split=split), None
+    length, how = _row_shape(sequence_length, method)
+    return RowSource.open([(Dataset.open(target), 1.0, None)], sequence_length=length, packing=how, seed=seed, split=split), None
+
+
+def _check_pair_shape(source_length: int | None, target_length: int | None) -> tuple[int, int]:
+    if source_length is None or target_length is None:
+        raise ConfigError(
+            [Fault("--source-length", source_length, "it and --target-length", "the places of a row of pairs on either side")]
+        )
+    return source_length, target_length
+
+
+def _row_shape(sequence_length: int | None, method: str) -> tuple[int, Any]:
     if sequence_length is None:
         raise ConfigError(
-            [
-                Fault(
-                    "--sequence-length",
-                    None,
-                    "the targets of a row of the run that is traced",
-                    "or give the run's folder in place of the dataset's",
-                )
-            ]
+            [Fault("--sequence-length", None, "the targets of a row", "or, to trace, give the run's folder in place of the dataset's")]
         )
     if method not in ("best_fit", "concat"):
         raise ConfigError([Fault("--method", method, "best_fit or concat")])
-    packing_: Any = method
-    return RowSource.open(
-        [(Dataset.open(target), 1.0, None)], sequence_length=sequence_length, packing=packing_, seed=seed, split=split
-    ), None
+    return sequence_length, method
 
 
 def _print_json(value: dict[str, Any]) -> None:

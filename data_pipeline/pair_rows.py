@@ -1,0 +1,94 @@
+"""A row of pairs: source tokens for an encoder, inputs and targets for a decoder, and where each pair begins on either side."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from data_pipeline.rows import NO_TARGET
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """`source` int64[S]; `inputs`, `targets` int64[T] (NO_TARGET in padding); `source_starts`, `target_starts` int32: where segment k
+    begins on each side, the first at 0. Segment k of the targets belongs to segment k of the source, and attends to it alone. Padding at
+    the end of a side is one more segment, with the number `num_pairs`; it may be there on one side and not on the other, so what a padded
+    target computes means nothing. The arrays can't be written to.
+    """
+
+    source: np.ndarray
+    source_starts: np.ndarray
+    inputs: np.ndarray
+    targets: np.ndarray
+    target_starts: np.ndarray
+    num_pairs: int
+    num_source_tokens: int
+    num_targets: int
+    target_bytes: int
+
+    def __post_init__(self) -> None:
+        for array in (self.source, self.source_starts, self.inputs, self.targets, self.target_starts):
+            array.flags.writeable = False
+
+    @cached_property
+    def source_segments(self) -> np.ndarray:
+        """Which pair each source position belongs to, from 0, `num_pairs` in padding; int32[S]."""
+        return _segments(self.source_starts, self.source.size)
+
+    @cached_property
+    def target_segments(self) -> np.ndarray:
+        """Which pair each target belongs to, likewise; int32[T]."""
+        return _segments(self.target_starts, self.targets.size)
+
+    @cached_property
+    def source_positions(self) -> np.ndarray:
+        """Position within the segment, from 0; int32[S]."""
+        return np.arange(self.source.size, dtype=np.int32) - self.source_starts[self.source_segments]
+
+    @cached_property
+    def target_positions(self) -> np.ndarray:
+        """int32[T]"""
+        return np.arange(self.targets.size, dtype=np.int32) - self.target_starts[self.target_segments]
+
+
+def _segments(starts: np.ndarray, length: int) -> np.ndarray:
+    marks = np.zeros(length, dtype=np.int32)
+    marks[starts] = 1
+    return np.cumsum(marks, dtype=np.int32) - 1
+
+
+def assemble_pairs(
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]], *, source_length: int, target_length: int, begin_id: int, token_bytes: np.ndarray
+) -> PairRow:
+    """A row of both sides of each pair, their ends included. A target's input is the one before it, `begin_id` before the first."""
+    source = np.full(source_length, begin_id, dtype=np.int64)
+    inputs = np.full(target_length, begin_id, dtype=np.int64)
+    targets = np.full(target_length, NO_TARGET, dtype=np.int64)
+    source_starts, target_starts = [], []
+    at = to = 0
+    for one, other in pairs:
+        source_starts.append(at)
+        target_starts.append(to)
+        source[at : at + one.size] = one
+        targets[to : to + other.size] = other
+        inputs[to + 1 : to + other.size] = other[:-1]
+        at, to = at + one.size, to + other.size
+    target_bytes = int(token_bytes[targets[:to]].sum(dtype=np.int64))
+    source_starts += [at] if at < source_length else []
+    target_starts += [to] if to < target_length else []
+    starts = np.array(source_starts, dtype=np.int32), np.array(target_starts, dtype=np.int32)
+    return PairRow(source, starts[0], inputs, targets, starts[1], len(pairs), at, to, target_bytes)
+
+
+def pair_row_digest(row: PairRow) -> bytes:
+    """sha256 of source and targets as little-endian uint32 (0xFFFFFFFF where there is none), then of the number of pairs and the starts
+    of both sides, likewise."""
+    source = row.source.astype("<u4")
+    source[row.num_source_tokens :] = 0xFFFFFFFF
+    targets = np.where(row.targets == NO_TARGET, 0xFFFFFFFF, row.targets).astype("<u4")
+    starts = np.concatenate([[row.num_pairs], row.source_starts, row.target_starts]).astype("<u4")
+    return hashlib.sha256(source.tobytes() + targets.tobytes() + starts.tobytes()).digest()
