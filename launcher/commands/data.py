@@ -308,7 +308,13 @@ def _print_samples(rows: Any, steps: Any, found: Any, num_samples: int | None) -
 
 
 def _rows(
-    target: Path, *, sequence_length: int | None, method: str, seed: int, split: str, pair_lengths: tuple[int | None, int | None] | None
+    target: Path,
+    *,
+    sequence_length: int | None,
+    method: str,
+    seed: int,
+    split: str,
+    pair_lengths: tuple[int | None, int | None] | None = None,
 ) -> tuple[Any, Any]:
     """(rows, StepSamples or None): of a run as its saved config has them, of a dataset as the options say. Held-out rows have no steps."""
     from data_pipeline.loader import Dataset, Phase, RowSource
