@@ -1,7 +1,7 @@
 """How full rows are, and how fast they are planned: best fit at 1,024 targets on the sentences of Multi30k and on the Python standard
 library, and pairs of Multi30k for an encoder-decoder.
 
-    python tests/benchmarks/bench_packing.py [--output FILE] [--multi30k FOLDER]
+    python -m tests.benchmarks.bench_packing [--output FILE] [--multi30k FOLDER]
 
 Rates are bytes of text over processor time of one process, from the opened shards to the plan on disk, median of 5, all that numba
 compiles compiled before. results/packing.json keeps the last run.
@@ -73,7 +73,7 @@ def measure(folder: Path, multi30k: Path) -> dict[str, Any]:
         "documents": documents,
         "padding_percent_of_both": round(100 * (1 - tokens / (rows * S)), 4),
         "pairs": _pairs(pairs),
-        "command": "python tests/benchmarks/bench_packing.py",
+        "command": "python -m tests.benchmarks.bench_packing",
         "machine": f"{platform.machine()} {platform.system()}",
         "versions": {name: version(name) for name in ("numpy", "numba")},
         "date": datetime.date.today().isoformat(),
