@@ -221,7 +221,7 @@ def test_killed_or_changed_the_build_ends_with_the_same_bytes(tmp_path: Path, mo
         raise KeyboardInterrupt
 
     config = repeats_config(tmp_path, BOTH)
-    for place in ("data_pipeline.dedup.edit.find_cuts", "data_pipeline.dedup.edit.cut_out", "data_pipeline.build.make_tokenizer"):
+    for place in ("data_pipeline.dedup.edit.find_cuts", "data_pipeline.dedup.edit.cut_out", "data_pipeline.stages.make_tokenizer"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(place, fails)
             build(config, quiet=True)
