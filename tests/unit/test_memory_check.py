@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from launcher.config import load_config
 from launcher.memory_check import MemoryCheck
+from launcher.plan import plan_run
+from tests.benchmarks.bench_plan import BAND, CASES, config_of
+from tests.paths import ROOT
 
 MIB = 1 << 20
+RESULTS = "tests/benchmarks/results/plan.json"
 
 
 class Told:
@@ -40,3 +48,15 @@ def test_resident_memory_is_compared_with_the_allocators_share(
     check.report(told)  # type: ignore[arg-type]
     assert told.events == [{"event": "memory", "planned_bytes": 100 * MIB, "measured_bytes": 125 * MIB, "plan_over_measured": -0.2, **kept}]
     assert told.lines == [f"peak memory of a rank: planned {said}measured 125.0 MiB"]
+
+
+def test_recorded_plans_are_todays(tmp_path: Path) -> None:
+    """Eight runs that the docs point to: of a formula that changed since, its distance to what was measured says nothing."""
+    record = json.loads((ROOT / RESULTS).read_text())
+    assert [row["case"] for row in record["rows"]] == list(CASES) and record["worst"] <= BAND
+    for row in record["rows"]:
+        ranks, shape, overrides = CASES[row["case"]]
+        path = tmp_path / "run.yaml"
+        path.write_text(yaml.safe_dump(config_of(shape, overrides, tmp_path / "no-data")))
+        plan = plan_run(load_config(path, world_size=ranks), world=ranks, device_type="cpu")
+        assert plan.memory.peak_bytes == row["planned_bytes"], f"{row['case']}: python -m tests.benchmarks.bench_plan --json {RESULTS}"
