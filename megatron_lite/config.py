@@ -190,7 +190,7 @@ class CheckpointConfig(Section):
     interval_steps: int | None = Field(50, gt=0)  # always also at the end and when asked to stop
     interval_minutes: float | None = Field(None, gt=0)  # as well, or instead with interval_steps null
     keep_last: int = Field(2, ge=1)  # the newest so many stay
-    keep_every_steps: int | None = Field(None, gt=0)  # multiples of this stay for ever; a multiple of interval_steps
+    keep_every_steps: int | None = Field(None, gt=0)  # multiples of this stay for ever; a multiple of interval_steps, or a divisor: all stay
     resume: str = "auto"  # auto | never | a checkpoint folder that seeds an empty run folder
     allow_fallback: bool = False  # a damaged newest checkpoint: go on from an older good one, and say so
     init_from: str | None = None  # weights alone, from a run, a checkpoint folder, or hf:DIR, a folder of transformers' format
@@ -326,14 +326,12 @@ def checkpoint_faults(checkpoint: CheckpointConfig) -> list[Fault]:
     """Keys that would do nothing beside others: steps to keep that are never saved, or by chance only; a second place to start from."""
     faults: list[Fault] = []
     every, often = checkpoint.keep_every_steps, checkpoint.interval_steps
-    if every is not None and (often is None or every % often):
-        want = (
-            f"a multiple of checkpoint.interval_steps ({often})"
-            if often
-            else "a checkpoint.interval_steps with which these steps are saved"
-        )
-        fix = f"use {_nearest_multiples(every, often)}" if often else f"set it to a divisor of {every}"
-        faults.append(Fault("checkpoint.keep_every_steps", every, want, fix))
+    if every is not None and often is None:
+        want = "a checkpoint.interval_steps with which these steps are saved"
+        faults.append(Fault("checkpoint.keep_every_steps", every, want, f"set it to a divisor of {every}"))
+    elif every is not None and often is not None and every % often and often % every:  # a divisor keeps all that are saved
+        want = f"a multiple of checkpoint.interval_steps ({often}), or a divisor of it to keep every checkpoint"
+        faults.append(Fault("checkpoint.keep_every_steps", every, want, f"use {_nearest_multiples(every, often)}"))
     if checkpoint.init_from is not None and checkpoint.resume not in ("auto", "never"):
         fix = "resume goes on from there, optimizer and step included, init_from takes weights alone: remove one of them"
         faults.append(Fault("checkpoint.init_from", checkpoint.init_from, f"null beside checkpoint.resume: {checkpoint.resume}", fix))

@@ -24,7 +24,7 @@ fi
 
 # What the login node left for this job, in files: where SBATCH_EXPORT is NONE, a job has nothing of its environment.
 if [ "${1:-}" = --submission ]; then
-  MLITE_PYTHON=$(cat "$2/python")
+  if [ -e "$2/python" ]; then MLITE_PYTHON=$(cat "$2/python"); fi
   if [ -e "$2/setup.sh" ]; then
     set +u
     . "$2/setup.sh"

@@ -52,7 +52,7 @@ def options_of(job: Mapping[str, str], environ: Mapping[str, str], *, tasks: Seq
     if not job:
         return options, ["all else: scontrol does not answer"]
     options |= {option: job[field] for option, field in FIELDS.items() if job.get(field, "") not in NOTHING}
-    if job.get("MinMemoryNode") == "0" and "mem=" in job.get("AllocTRES", job.get("TRES", "")):
+    if job.get("MinMemoryNode") == "0" and job.get("MemPerTres", "") in NOTHING and "mem=" in job.get("AllocTRES", job.get("TRES", "")):
         options["mem"] = "0"  # all of a node's, where the site's default may be less
     if job.get("Requeue") == "0":
         options["no-requeue"] = True

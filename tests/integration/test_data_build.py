@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -151,7 +152,7 @@ def test_ctrl_c_ends_the_workers_and_the_same_command_goes_on(corpus: Path, want
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    assert process.stdout is not None and process.stdout.readline() == b"standing\n"
+    assert process.stdout is not None and select.select([process.stdout], [], [], 120)[0] and process.stdout.readline() == b"standing\n"
     family = psutil.Process(process.pid).children(recursive=True)
     assert family
     os.killpg(process.pid, signal.SIGINT)
