@@ -190,7 +190,7 @@ class CheckpointConfig(Section):
     interval_steps: int | None = Field(50, gt=0)  # always also at the end and when asked to stop
     interval_minutes: float | None = Field(None, gt=0)  # as well, or instead with interval_steps null
     keep_last: int = Field(2, ge=1)  # the newest so many stay
-    keep_every_steps: int | None = Field(None, gt=0)  # multiples of this stay for ever; a multiple of interval_steps, or a divisor: all stay
+    keep_every_steps: int | None = Field(None, gt=0)  # multiples of this stay; a multiple of interval_steps, or a divisor
     resume: str = "auto"  # auto | never | a checkpoint folder that seeds an empty run folder
     allow_fallback: bool = False  # a damaged newest checkpoint: go on from an older good one, and say so
     init_from: str | None = None  # weights alone, from a run, a checkpoint folder, or hf:DIR, a folder of transformers' format
