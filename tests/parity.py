@@ -101,6 +101,8 @@ class Trace:
 class SyntheticRows:
     """rows[sample]: documents of unequal length from a noisy cycle through the vocabulary; some rows end early."""
 
+    num_threads = 1  # that read them ahead
+
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
         self._bytes = np.ones(vocabulary, dtype=np.int64)
