@@ -26,9 +26,11 @@ def document_id(source: str, name: str, record: int) -> str:
     return hashlib.sha256(f"{source}\0{name}\0{record}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-def content_key(text: str) -> bytes:
-    """The first 16 bytes of the sha256 of the text's UTF-8: equal for equal texts, and for no others anyone can find."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
+def content_key(text: str, target_at: int | None = None) -> bytes:
+    """The first 16 bytes of the sha256 of the text's UTF-8: equal for equal texts, and for no others anyone can find. `target_at`: of a
+    pair, the character where its target begins; a line end inside a side doesn't make it equal to a pair that is cut there."""
+    whole = text if target_at is None else f"{target_at} {text}"
+    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).digest()[:16]
 
 
 def utf8_bytes(text: str) -> int:

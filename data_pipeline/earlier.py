@@ -18,6 +18,7 @@ from data_pipeline.cache_key import cache_key
 from data_pipeline.dataset import Dataset, TokenSource
 from data_pipeline.dedup.columns import Columns, DocRecord, batches, columns_from, columns_of, rows_of
 from data_pipeline.dedup.config import MinHashConfig
+from data_pipeline.document import content_key
 from data_pipeline.fim import Fim, document_text, fim_of_dataset
 from data_pipeline.pool import Report, Workers
 from data_pipeline.progress import Progress
@@ -43,6 +44,8 @@ class Earlier:
         """For the keys of what depends on its texts: its identity, and that they are read in their own order where fill in the middle
         rearranged their tokens (older indexes have them as they lie)."""
         identity = self.dataset.identity
+        if self._is_pairs:
+            return f"{identity} by sides"  # older indexes have the keys of their joined texts
         return identity if self.dataset.manifest.config.get("fim") is None else f"{identity} in the order of the text"
 
     def id_of(self, number: int) -> str:
@@ -52,6 +55,16 @@ class Earlier:
         source, inside = self._find(number)
         shard, place = source.find(inside)
         return document_text(shard.document(place), self._encoder, self._fim)
+
+    def record(self, number: int) -> DocRecord:
+        """For the index."""
+        text = self.text(number)
+        if not self._is_pairs:
+            return DocRecord(str(number), text)
+        source, inside = self._find(number)
+        shard, place = source.find(inside)
+        target_at = len(self._encoder.decode(shard.sides(place)[0][:-1].tolist())) + 1
+        return DocRecord(str(number), text, key=content_key(text, target_at))
 
     def named(self, number: int) -> dict[str, Any]:
         """For duplicates.jsonl."""
@@ -69,9 +82,10 @@ class Earlier:
             yield columns_from(file, config, first, stop, ids=ids, priority=-1)
 
     def index(self, config: MinHashConfig | None, *, folder: Path, workers: Workers, progress: Progress) -> Path:
-        """The index, made where it is missing: in the dataset, or in `folder` where that can't be written to."""
+        """The index, made where it is missing: in the dataset (or the copy of its small files, where it is in object
+        storage), or in `folder` where that can't be written to."""
         name = f"{cache_key('dedup', 'index', self.content, config.model_dump(mode='json', exclude={'audit_documents'}) if config is not None else None)}.index"
-        places = [Path(self.path) / "dedup" / name, folder / name]
+        places = [self.dataset.path / "dedup" / name, folder / name]
         if found := next((path for path in places if path.exists()), None):
             return found
         jobs = self._jobs(config)
@@ -99,6 +113,10 @@ class Earlier:
         place = int(np.searchsorted(self._firsts, number, side="right")) - 1
         return self._sources[place], number - int(self._firsts[place])
 
+    @property
+    def _is_pairs(self) -> bool:
+        return any(source.pairs for source in self._sources)
+
     @cached_property
     def _encoder(self) -> Encoder:
         return Encoder.open(self.dataset.tokenizer_path)
@@ -115,9 +133,9 @@ def index_part(job: tuple[str, int, int, MinHashConfig | None], report: Report) 
 
     def records() -> Iterator[DocRecord]:
         for number in range(first, stop):
-            text = earlier.text(number)
-            yield DocRecord(str(number), text)
-            report(len(text))
+            record = earlier.record(number)
+            yield record
+            report(len(record.text))
 
     return b"".join(rows_of(columns_of(batch, config), config) for batch in batches(records()))
 

@@ -38,7 +38,7 @@ class InputFile:
 
     def check(self) -> None:
         """Raises DataError if the file isn't the one that was hashed, so that a mixture of two states is never built."""
-        if stamp_of(self.path) != self.stamp:
+        if stamp_of(self.path, fresh=True) != self.stamp:
             raise DataError(f"{self.path} changed while the build was reading it. Run the same command again when it is complete.")
 
 
@@ -82,7 +82,8 @@ def find_inputs(
         )
         kept = source.model_dump(mode="json", exclude={"files", "target_files"})
         settings = [kept, config.normalise.model_dump(mode="json"), config.strict, *cleaning]
-        content = [[file.name, file.hash] for file in (*files, *targets)] if files else "by name"
+        sides = [[[file.name, file.hash] for file in side] for side in (files, targets)]
+        content = sides if source.is_pairs else (sides[0] or "by name")  # the same files read as pairs are another thing
         num_bytes = sum(file.num_bytes for file in (*files, *targets))
         tasks.append(ReadTask(source, files, num_bytes, cache_key("read", settings, content), targets))
     return tasks
@@ -171,7 +172,7 @@ def _hashes(stamps: Mapping[str, tuple[Any, ...]], folder: Path, portion: Portio
     memos = sorted(folder.glob("inputs*.json"))
     memo: dict[str, Any] = {}
     for path in memos:
-        with suppress(ValueError):  # it only saves time
+        with suppress(ValueError, FileNotFoundError):  # it only saves time; another task may just have taken it away
             memo |= json.loads(path.read_text())
     known = {
         path: memo[path]["hash"] for path, stamp in stamps.items() if _is_telling(stamp) and memo.get(path, {}).get("stamp") == list(stamp)
@@ -192,12 +193,15 @@ def _hashes(stamps: Mapping[str, tuple[Any, ...]], folder: Path, portion: Portio
     return known
 
 
-def stamp_of(path: str) -> tuple[Any, ...]:
-    """(bytes, and whatever changes when a file is touched; of a URL nothing more, where its server doesn't say)."""
+def stamp_of(path: str, *, fresh: bool = False) -> tuple[Any, ...]:
+    """(bytes, and whatever changes when a file is touched; of a URL nothing more, where its server doesn't say). `fresh`: a store is asked
+    again; else what this process listed before may do."""
     if is_url(path):
         import fsspec
 
         filesystem, name = fsspec.core.url_to_fs(path)
+        if fresh:
+            filesystem.invalidate_cache(name)
         try:
             info = filesystem.info(name)
         except (OSError, ValueError) as error:

@@ -64,7 +64,8 @@ def read_jobs(asked: Asked) -> list[ReadJob]:
 
 def _open_earlier(config: DataConfig) -> list[Earlier]:
     paths = (config.dedup.earlier if config.dedup is not None else None) or []
-    if own := [path for path in paths if Path(path).resolve() == config.folder.resolve()]:
+    outputs = (config.output.rstrip("/"), config.folder.resolve())
+    if own := [path for path in paths if path.rstrip("/") == outputs[0] or Path(path).resolve() == outputs[1]]:
         raise ConfigError(
             [Fault("dedup.earlier", own[0], "datasets other than the output", "choose another output: the earlier one stays")]
         )

@@ -44,7 +44,7 @@ class PartWriter:
         self._out.append(raw)
         self._lengths.append(raw.size)
         self.text_bytes += raw.size
-        self._keys += content_key(document.text)
+        self._keys += content_key(document.text, document.meta["target_at"] if self._pairs else None)
         if self._field is not None:
             self._fields += _field_key(document.meta.get("fields", {}).get(self._field))
         if self._pairs:
@@ -129,6 +129,9 @@ class Part:
     def keys(self) -> np.ndarray:
         """uint8[documents, 16]"""
         return self._file.read("keys").reshape(-1, 16)
+
+    def key(self, number: int) -> bytes:
+        return self._file.read("keys", 16 * number, 16 * (number + 1)).tobytes()
 
     def field_keys(self) -> np.ndarray:
         """uint8[documents, 16]; zeros where a document hasn't got the field."""

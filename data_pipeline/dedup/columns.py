@@ -29,11 +29,13 @@ _BAND_PRIME = np.uint64(0xBF58476D1CE4E5B9)
 
 @dataclass(frozen=True, slots=True)
 class DocRecord:
-    """A document as dedup sees it. Of two equals the one with the lower `source_priority` stays."""
+    """A document as dedup sees it. Of two equals the one with the lower `source_priority` stays. `key`: its content key; None: that of
+    the text."""
 
     id: str
     text: str
     source_priority: int = 0
+    key: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -52,7 +54,8 @@ class Columns:
 
 def columns_of(batch: Sequence[DocRecord], config: MinHashConfig | None) -> Columns:
     texts = [record.text for record in batch]
-    keys = np.frombuffer(b"".join(map(content_key, texts)), dtype=">u8").astype(np.uint64).reshape(-1, 2)
+    of_each = [content_key(record.text) if record.key is None else record.key for record in batch]
+    keys = np.frombuffer(b"".join(of_each), dtype=">u8").astype(np.uint64).reshape(-1, 2)
     if config is None:
         bands, bytes_of, has_signature = (
             np.empty((len(batch), 0), np.uint64),

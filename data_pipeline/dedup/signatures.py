@@ -54,7 +54,7 @@ def make_signatures(job: SignatureJob, report: Report) -> None:
 
     def records() -> Iterator[DocRecord]:
         for number in range(part.num_documents):
-            yield DocRecord(part.id(number), part.text(number))
+            yield DocRecord(part.id(number), part.text(number), key=part.key(number))
             report(int(part.offsets[number + 1] - part.offsets[number]))
 
     with write_blockfile(job.path, kind="signatures") as out:

@@ -158,7 +158,7 @@ def _records(
             continue
         for inside in range(part.num_documents):
             if compared[store.first(number) + inside]:
-                yield DocRecord(part.id(inside), part.text(inside), priority)
+                yield DocRecord(part.id(inside), part.text(inside), priority, part.key(inside))
             advance(int(part.offsets[inside + 1] - part.offsets[inside]))
         part.release()
 

@@ -193,3 +193,13 @@ def test_memory_a_document_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         tracemalloc.stop()
         assert len(candidates.ranks) == 0 and table.sketches(np.array([3, 5])).shape == (2, 112)
     assert (peaks[1] - peaks[0]) / 80_000 < 150
+
+
+def test_an_earlier_dataset_in_object_storage_leaves_nothing_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build(settings(tmp_path, "first", TEXTS[:3], dedup=None), quiet=True)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))  # where the cache is
+    second = build(settings(tmp_path, "second", [TEXTS[1], TEXTS[9]], dedup={"earlier": [f"file://{first.path}"]}), quiet=True)
+    assert texts_of(second) == [TEXTS[9]]
+    assert not list((tmp_path / "here").iterdir()) and list((tmp_path / "temporary").rglob("dedup/*.index"))

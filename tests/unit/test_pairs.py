@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipeline.build import build
+from data_pipeline.build import build, build_portion
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset
 from data_pipeline.document import document_id
@@ -21,6 +21,7 @@ from data_pipeline.loader import RowSource
 from data_pipeline.notebook import open_dataset
 from data_pipeline.pair_loader import NO_TARGET, PairRowSource, Prefetcher, batch_id, pair_row_digest
 from data_pipeline.pair_packing import plan_pair_rows
+from data_pipeline.portion import Portion
 from data_pipeline.schema import validate
 from data_pipeline.show import show_dataset, show_pair_rows
 from data_pipeline.step import Ledger
@@ -283,3 +284,36 @@ def test_configs_say_what_pairs_are() -> None:
             validate(DataConfig, {"output": "o", "sources": [source], **change})
     plain = validate(DataConfig, {"output": "o", "sources": [{"name": "b", "files": "y.txt"}]}).content()["sources"][0]
     assert not {"target_files", "source_field", "target_field"} & set(plain)  # older datasets keep their keys
+
+
+@pytest.mark.parametrize("pairs_first", [False, True])
+def test_the_same_files_as_documents_and_as_pairs_are_two_things(tmp_path: Path, pairs_first: bool) -> None:
+    """In one work folder: what was read as the one is never taken for the other."""
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("".join(f"{name} {line}\n" for line in range(3)))
+    a, b = str(tmp_path / "a.txt"), str(tmp_path / "b.txt")
+    kinds = {False: {"files": [a, b]}, True: {"files": a, "target_files": b}}
+    plain = {"tokenizer": {"type": "bytes"}, "validation": {"fraction": 0.0}, "packing": []}
+    for is_pairs in (pairs_first, not pairs_first):
+        config = pair_config(tmp_path, tmp_path / "data", sources=[{"name": "x", **kinds[is_pairs]}], **plain)
+        (source,) = build(config, quiet=True, replace=True).sources
+        assert (source.pairs, source.num_documents) == (is_pairs, 3 if is_pairs else 2)
+
+
+def test_a_line_end_inside_a_side_makes_no_copy(tmp_path: Path) -> None:
+    """Two pairs whose sides join to one text both stay, here, where signatures are made before, and beside an earlier dataset."""
+    cut = [("a\nb", "c"), ("a", "b\nc")]
+
+    def settings(name: str, pairs: list[Pair], dedup: dict[str, Any]) -> DataConfig:
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"s": one, "t": other}) + "\n" for one, other in pairs))
+        source = {"name": "x", "files": str(tmp_path / f"{name}.jsonl"), "source_field": "s", "target_field": "t"}
+        plain = {"tokenizer": {"type": "bytes"}, "validation": {"fraction": 0.0}, "packing": []}
+        return pair_config(tmp_path, tmp_path / name, sources=[source], dedup=dedup, **plain)
+
+    config = settings("first", [*cut, cut[0]], {})
+    build_portion(config, "read", Portion(0, 1), quiet=True)
+    for of_signatures in (config, settings("exact", [*cut, cut[1]], {"minhash": None})):
+        assert sorted(stored_pairs(build(of_signatures, quiet=True)).values()) == sorted(cut)
+    build(settings("before", [cut[0]], {}), quiet=True)
+    after = build(settings("after", [*cut, ("a", "b")], {"earlier": [str(tmp_path / "before")]}), quiet=True)
+    assert sorted(stored_pairs(after).values()) == [("a", "b"), cut[1]]
