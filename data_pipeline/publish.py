@@ -38,8 +38,8 @@ class _Published:
         self.folder, self.url = folder, url.rstrip("/")
         self._files, self._root = fsspec.core.url_to_fs(self.url)
         self._files.invalidate_cache()
-        names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-        self.names = [name for name in names if name not in MANIFEST_FILES]
+        names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+        self.names = [str(name) for name in names if str(name) not in MANIFEST_FILES and _belongs(name)]
 
     def update(self, *, replace: bool, progress: Progress) -> int:
         there = self._listed()
@@ -106,3 +106,8 @@ class _Published:
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+
+def _belongs(name: Path) -> bool:
+    """Not what a killed writer left behind, nor the indexes that other builds keep here."""
+    return name.parts[0] != "dedup" and not any(part.startswith(".") for part in name.parts)

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,10 @@ from data_pipeline.storage import BLOCK_BYTES, atomic_write
 WAITS_S = (0.2, 1.0, 4.0)  # between attempts
 NUM_THREADS = 16  # requests under way at once
 _GROUP_BLOCKS = 8  # fetched by one request where they are wanted together
+
+
+class NotAllowedError(MegatronLiteError):
+    """The store refuses: the keys don't fit, or have expired. Some stores say so of a file that isn't there too."""
 
 
 class RemoteFolder:
@@ -52,8 +57,8 @@ class RemoteFolder:
                 failure: MegatronLiteError = DataError(f"{self.url}/{name} is cut off, or its server gives no parts of files: {why}")
             except FileNotFoundError:
                 raise DataError(f"{self.url}/{name} does not exist. Put it back, or build the dataset again.") from None
-            except PermissionError as error:
-                raise DataError(f"{self.url}/{name} may not be read: {error}") from None
+            except PermissionError as error:  # of a session that has expired, as often as not
+                failure = NotAllowedError(f"{self.url}/{name} may not be read: {error}")
             except Exception as error:  # each store has its own
                 failure = MegatronLiteError(f"{self.url}/{name} can't be read: {type(error).__name__}: {error}")
             if wait_s is None:
@@ -152,7 +157,7 @@ class RemoteDataset:
         tokenizer = json.loads(self._copied("manifest.json", lambda data: _sha256(data) == digest))["tokenizer"]
         self._copied("tokenizer.json", lambda data: _sha256(data) == tokenizer["hash"])
         self._copied("token_bytes.npy", lambda data: _sha256_of_array(data) == tokenizer["token_bytes_hash"])
-        with contextlib.suppress(DataError):  # others' programs want it, not ours
+        with contextlib.suppress(DataError, NotAllowedError):  # others' programs want it, not ours
             self._copied("tokenizer_config.json", lambda data: True)
         self._keep("manifest.sha256", line)  # last: what it names is there
 
@@ -171,13 +176,21 @@ class RemoteDataset:
         )
 
     def fetch_plan(self, name: str) -> None:
-        """Copy a packing plan, where there is one: it is checked when it is opened, and made again where it is of other data."""
+        """Copy a packing plan, where there is a sound one; else none lies here afterwards, and it is made anew. Whether it is of this data is
+        seen when it is opened."""
         path = self.folder / "packing" / name
-        if not path.exists():
-            try:
-                self._keep(f"packing/{name}", self.remote.read(f"packing/{name}"))
-            except DataError:
-                return
+        if path.exists() and _is_sound_plan(path):
+            return
+        with contextlib.suppress(DataError, NotAllowedError):
+            for _ in range(2):
+                data = self.remote.read(f"packing/{name}")
+                with contextlib.suppress(DataError), atomic_write(path) as file:
+                    file.write(data)
+                    file.flush()
+                    BlockFile(file.name, kind="plan").verify()  # before it gets its name: other ranks look for that
+                    return
+        if path.exists() and not _is_sound_plan(path):
+            path.unlink(missing_ok=True)
 
     def open_shards(self, names: Sequence[str]) -> list[Shard]:
         """Side by side: each takes three requests."""
@@ -196,6 +209,14 @@ class RemoteDataset:
     def counts(self) -> dict[str, Any]:
         """Of blocks, by this process: found in the cache, fetched, evicted."""
         return self._cache.counts
+
+
+def _is_sound_plan(path: Path) -> bool:
+    try:
+        BlockFile(path, kind="plan").verify()
+    except DataError:
+        return False
+    return True
 
 
 def _sha256(data: bytes) -> str:

@@ -11,6 +11,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from data_pipeline.block_cache import BlockCache, CacheConfig
 from data_pipeline.build import build
 from data_pipeline.dataset import Dataset
 from data_pipeline.errors import ConfigError, DataError, MegatronLiteError
+from data_pipeline.inputs import InputFile, stamp_of
 from data_pipeline.loader import Prefetcher, RowSource, batch_id, row_digest
 from data_pipeline.progress import Progress
 from data_pipeline.publish import publish
@@ -107,6 +109,21 @@ def test_a_corpus_is_read_over_s3_and_http_as_from_a_disk(s3: Any, tmp_path: Pat
         server.shutdown()
 
 
+def test_an_object_that_was_replaced_after_it_was_listed_is_seen(s3: Any) -> None:
+    """By the process that listed it too, whose store remembers the listing."""
+    import s3fs
+
+    s3.pipe("bucket/late/a.txt", b"before")
+    s3.ls("bucket/late")
+    path = "s3://bucket/late/a.txt"
+    file = InputFile(path, "a.txt", 6, "", stamp_of(path))
+    file.check()
+    s3.ls("bucket/late")
+    s3fs.S3FileSystem(skip_instance_cache=True).pipe("bucket/late/a.txt", b"behind")
+    with pytest.raises(DataError, match="changed while the build was reading it"):
+        file.check()
+
+
 class Quietly(SimpleHTTPRequestHandler):
     @classmethod
     def at(cls, folder: Path) -> partial[SimpleHTTPRequestHandler]:
@@ -149,6 +166,17 @@ def test_a_dataset_is_published_whole_or_not_at_all(s3: Any, tmp_path: Path, mon
     s3.pipe("bucket/out/web/shards/old-00000.bin", b"of an older one")
     build(settings, quiet=True, replace=True)
     assert {path.removeprefix("bucket/out/web/") for path in s3.find("bucket/out/web")} == set(digests(settings.folder))
+
+
+def test_what_is_not_of_the_dataset_stays_here(tmp_path: Path) -> None:
+    folder = tiny_dataset(tmp_path / "tiny").path
+    wanted = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    for name in ("packing/.tiny-S64-best_fit.plan.tmp-7-ab", "dedup/k.index", ".nfs0001"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    publish(folder, f"file://{tmp_path}/there", replace=False, progress=QUIET)
+    there = tmp_path / "there"
+    assert {str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()} == wanted
 
 
 # -------------------------------------------------------------------------------------------------- streaming
@@ -219,6 +247,48 @@ def test_a_plan_that_was_not_published_is_made_here(published: str, dataset: Dat
     )
     assert batches_of(ours) == batches_of(theirs)
     assert json.loads((tmp_path / "cache" / "datasets").glob("*/manifest.json").__next__().read_text())["sources"]
+
+
+@pytest.mark.parametrize("damaged", ["there", "here"])
+def test_a_damaged_plan_is_made_anew(tmp_path: Path, damaged: str) -> None:
+    """One that came so, and one that the cache has kept; it is never kept under its name."""
+    dataset = tiny_dataset(tmp_path / "tiny")
+    plan = dataset.sources[0].plan(64, "best_fit")
+    publish(dataset.path, f"file://{tmp_path}/there", replace=False, progress=QUIET)
+    far = opened(f"file://{tmp_path}/there", tmp_path / "cache")
+    name = "packing/tiny-S64-best_fit.plan"
+    if damaged == "here":
+        far.sources[0].plan(64, "best_fit")
+    path = (tmp_path / "there" if damaged == "there" else far.path) / name
+    raw = bytearray(path.read_bytes())
+    raw[4100] ^= 1
+    path.write_bytes(raw)
+    again = opened(f"file://{tmp_path}/there", tmp_path / "cache").sources[0].plan(64, "best_fit")
+    again.verify()
+    assert again.pieces(0).tolist() == plan.pieces(0).tolist()
+    assert (far.path / name).read_bytes() == (dataset.path / name).read_bytes()
+
+
+def test_keys_that_have_expired_are_no_bad_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tried again, then exit code 1; what may be missing is done without, where a store says so of missing files."""
+    monkeypatch.setattr(remote_module, "WAITS_S", (0.0, 0.0))
+    dataset = tiny_dataset(tmp_path / "there")
+    files = fsspec.filesystem("file")
+    real, refused = files.cat_file, []
+
+    def cat(path: str, **more: Any) -> Any:
+        if any(part in path for part in parts):
+            refused.append(path)
+            raise PermissionError("The provided token has expired.")
+        return real(path, **more)
+
+    monkeypatch.setattr(files, "cat_file", cat)
+    parts = ["tokenizer_config", "packing"]
+    assert opened(f"file://{tmp_path}/there", tmp_path / "cache").sources[0].plan(64, "best_fit").num_rows
+    parts, refused[:] = ["shards"], []
+    with pytest.raises(MegatronLiteError, match="may not be read: The provided token") as caught:
+        opened(f"file://{dataset.path}", tmp_path / "other").sources[0].lengths()
+    assert caught.value.exit_code == 1 and len(refused) >= 3
 
 
 def test_what_was_used_last_stays(tmp_path: Path) -> None:
