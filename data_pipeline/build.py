@@ -70,7 +70,7 @@ def build(config: DataConfig, *, quiet: bool = False, replace: bool = False) -> 
     return dataset
 
 
-def build_portion(config: DataConfig, stage: Stage, portion: Portion, *, quiet: bool = False) -> None:
+def build_portion(config: DataConfig, stage: Stage, portion: Portion, *, quiet: bool = False, replace: bool = False) -> None:
     """Do a portion of what `build` would do, in advance and beside others that do the rest, on any machine that sees the same files.
 
     read: read, clean, and MinHash signatures, for a portion of the input. join: all that looks at the whole corpus, by one process
@@ -86,6 +86,8 @@ def build_portion(config: DataConfig, stage: Stage, portion: Portion, *, quiet: 
         joined = config.work_folder / "joined" / asked.key
         if stage == "encode" and not joined.exists():
             raise DataError(f"{config.work_folder}: the stage before this one is not done for these inputs. If files changed, begin again.")
+        if stage == "join":
+            finished_at(config.folder, asked.key, replace=replace)  # what build would refuse in the end is refused before the work
         planned = plan(asked, workers, progress)
         if stage == "join":
             with atomic_write(joined):

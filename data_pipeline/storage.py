@@ -42,7 +42,7 @@ def named_files(patterns: str | Sequence[str]) -> list[tuple[str, str]]:
         if not matched:
             raise DataError(f"no file matches {pattern!r} ({_why_nothing(pattern)})")
         found.update(dict.fromkeys(matched))
-    local_roots = [_root(pattern) for pattern in patterns if not is_url(pattern)]
+    local_roots = [root_of(pattern) for pattern in patterns if not is_url(pattern)]
     base = os.path.commonpath(local_roots) if local_roots else ""
     return sorted(((path, path if is_url(path) else os.path.relpath(path, base)) for path in found), key=lambda pair: (pair[1], pair[0]))
 
@@ -51,7 +51,8 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
-def _root(pattern: str) -> str:
+def root_of(pattern: str) -> str:
+    """The folder that a local pattern has before any wildcard, or that a file lies in."""
     path = Path(pattern).expanduser().absolute()
     if path.is_dir():
         return str(path)

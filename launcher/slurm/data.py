@@ -10,19 +10,20 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, get_args
-
-import yaml
 
 from data_pipeline.build import Stage, build, build_portion
 from data_pipeline.config import DataConfig, load_data_config
 from data_pipeline.errors import ConfigError, Fault, MegatronLiteError
 from data_pipeline.inputs import check_inputs
 from data_pipeline.portion import Portion
+from data_pipeline.schema import dump_yaml
+from data_pipeline.storage import is_url, root_of
+from data_pipeline.work_folder import STAGES, check_place
 from launcher.console import show
 from launcher.slurm.check import check_tools
 from launcher.slurm.cluster import ClusterConfig, container_flags, load_cluster, python_in, sbatch_options, split_words
@@ -31,8 +32,9 @@ from launcher.slurm.submission import ROOT, next_folder
 from launcher.slurm.submit import key_and_value
 
 STOP_SIGNAL, STOP_BEFORE_S, STOPPED = signal.SIGUSR2, 30, 75
-# After a kill (a code above 128) a task is started again at most thrice, stopped by its time limit as often as it takes. Not where Slurm
-# itself ends it: requeueing would bring a cancelled job back.
+# After a kill (a code above 128) a task is started again while it was started again fewer than three times, for whatever reason: Slurm
+# counts no other way. Stopped by its time limit, as often as it takes. Not where Slurm itself ends it: requeueing would bring a cancelled
+# job back.
 AGAIN = f"""\
 again() {{
   code=$?
@@ -58,24 +60,49 @@ class DataTask:
 
     def __call__(self) -> str:
         """Raises JobFailedError; near the time limit it exits with STOPPED."""
-        signal.signal(STOP_SIGNAL, _stop)
         config = load_data_config(self.config)
+        signal.signal(STOP_SIGNAL, self._stop_of(config))
         try:
             if self.stage is None:
                 build(config, replace=self.replace)
             else:
-                build_portion(config, self.stage, Portion(self.index, self.count))
+                build_portion(config, self.stage, Portion(self.index, self.count), replace=self.replace)
         except MegatronLiteError as error:
             show(f"data build: {error}", error=True)
             raise JobFailedError(f"exit code {error.exit_code}: {error}") from None
         return f"{self.stage or 'build'} {self.index + 1} of {self.count} is done"
 
+    def _stop_of(self, config: DataConfig) -> Callable[[int, FrameType | None], None]:
+        """What is half written is a temporary file, and workers go with this process. One that was started again and has finished nothing
+        more would be started again for ever."""
+        publishes = self.stage is None and is_url(config.output)  # what was sent is seen there alone
+        before = None if publishes or not int(os.environ.get("SLURM_RESTART_COUNT") or 0) else finished_work(config)
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    """What is half written is a temporary file, and workers go with this process."""
-    show("the time limit is near: stopped, to be started again")
-    sys.stdout.flush()
-    os._exit(STOPPED)
+        def stop(number: int, frame: FrameType | None) -> None:
+            stuck = before is not None and not finished_work(config) - before
+            if stuck:
+                show(
+                    f"no step of {self.stage or 'build'} ends within the time limit: ask for more time, cluster.time=..., and submit again",
+                    error=True,
+                )
+            else:
+                show("the time limit is near: stopped, to be started again")
+            sys.stdout.flush()
+            os._exit(1 if stuck else STOPPED)
+
+        return stop
+
+
+def finished_work(config: DataConfig) -> set[Path]:
+    """The files that a later start needn't make: in the work folder, the dataset, and beside earlier ones."""
+    earlier = (config.dedup.earlier if config.dedup is not None else None) or []
+    folders = [*(config.work_folder / name for name in (*STAGES, "dedup")), *(Path(path) / "dedup" for path in earlier), config.folder]
+    found = {path for folder in folders for path in folder.rglob("*") if not any(map(_is_half, path.relative_to(folder).parts))}
+    return found | set(config.work_folder.glob("inputs*.json"))
+
+
+def _is_half(name: str) -> bool:
+    return ".tmp-" in name or name.endswith(".scratch")
 
 
 def submit_build(path: str | Path, words: Sequence[str], *, tasks: int, cluster: str | None = None, replace: bool = False) -> list[str]:
@@ -84,20 +111,21 @@ def submit_build(path: str | Path, words: Sequence[str], *, tasks: int, cluster:
     overrides, cluster_words = split_words([*words, *([f"cluster={cluster}"] if cluster is not None else [])])
     config = load_data_config(path, overrides)
     asked = _of_a_task(load_cluster(cluster_words, root=ROOT), config, cluster_words)
+    check_place(config.folder, config.content(), replace=replace)
     check_inputs(config)
     check_tools()
+    if not is_url(config.output):
+        config.folder.parent.mkdir(parents=True, exist_ok=True)  # a container can only be given what is there
     folder = next_folder(config.work_folder / "slurm")
     frozen = folder / "config.yaml"
-    frozen.write_text(
-        yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True), sort_keys=False, allow_unicode=True), encoding="utf-8"
-    )
+    frozen.write_text(dump_yaml(config.model_dump(mode="json", exclude_unset=True)), encoding="utf-8")
     (folder / "cluster.yaml").write_text(asked.to_yaml(), encoding="utf-8")
     ids: list[str] = []
     for stage in (*get_args(Stage), None):
         count = tasks if stage in ("read", "encode") else 1
         portions = [DataTask(str(frozen.resolve()), stage, index, count, replace) for index in range(count)]
         name = f"mlite-data-{config.name}-{stage or 'build'}"
-        ids.append(_queue(portions, asked, folder=folder, name=name, after=ids[-1] if ids else None))
+        ids.append(_queue(portions, asked, folders=folders_of(config), folder=folder, name=name, after=ids[-1] if ids else None))
     show(f"job {ids[0]} reads and job {ids[2]} encodes, {tasks} task{'s' if tasks > 1 else ''} each; job {ids[1]} deduplicates in between")
     show(f"job {ids[3]} puts {config.output} together; output of all of them in {folder}")
     show(f"look at them: squeue --job {','.join(ids)}    end them: scancel {' '.join(ids)}")
@@ -117,11 +145,29 @@ def _of_a_task(cluster: ClusterConfig, config: DataConfig, words: Sequence[str])
     return cluster.model_copy(update=own)
 
 
-def _queue(portions: Sequence[DataTask], cluster: ClusterConfig, *, folder: Path, name: str, after: str | None) -> str:
+def folders_of(config: DataConfig) -> list[Path]:
+    """What a container must see at its own place, by the names that the config has for it and where they lead: the working folder, the
+    checkout, the work folder and where the dataset goes; the input, and all that it is compared with or cut by."""
+    given: list[str | list[str] | None] = [part for source in config.sources for part in (source.files, source.target_files)]
+    given += [source.dataset for source in config.sources if source.dataset is not None and Path(source.dataset).is_dir()]
+    given += [config.dedup.earlier] if config.dedup is not None else []
+    if (cleaning := config.decontaminate) is not None:
+        given += [*(each.files for each in cleaning.evaluations), cleaning.stop_texts]
+    patterns = [word for words in given for word in ([words] if isinstance(words, str) else words or []) if not is_url(word)]
+    named = [config.work_folder, *([] if is_url(config.output) else [config.folder.parent]), *(Path(root_of(word)) for word in patterns)]
+    if (tokenizer := config.tokenizer.name_or_path) is not None:
+        place = Path(root_of(tokenizer))
+        named += [place, (place / "tokenizer.json").resolve().parent]  # in a cache of the Hub a link to elsewhere
+    places = dict.fromkeys(place for path in named for place in (path.absolute(), path.resolve()) if place != Path("/"))
+    return list(dict.fromkeys([Path.cwd(), ROOT, *places]))
+
+
+def _queue(
+    portions: Sequence[DataTask], cluster: ClusterConfig, *, folders: Sequence[Path], folder: Path, name: str, after: str | None
+) -> str:
     """One job, or an array of them; its id. It starts when `after` has ended well, and is cancelled where that can't be any more."""
     import submitit
 
-    folders = [Path.cwd(), ROOT, folder.resolve()]
     executor = submitit.SlurmExecutor(
         folder=folder.resolve(), python=shlex.join(python_in(cluster, python=sys.executable, folders=folders))
     )

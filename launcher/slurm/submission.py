@@ -128,9 +128,11 @@ def _memory(environ: Mapping[str, str]) -> Path:
 
 def folders_of(config: RunConfig) -> Sequence[Path]:
     """What a container must see at its own place, by the names that the config has for it and where they lead: the working folder,
-    the checkout, the run, the data, and what a start takes weights from while that is there."""
+    the checkout, the run, the data with the cache of what is elsewhere, and what a start takes weights from while that is there."""
     wanted = config.checkpoint
     data = [Path(source.path) for source in config.data.mixture if not is_url(source.path)]
     weights = [Path(wanted.resume), *([huggingface_folder(wanted.init_from) or Path(wanted.init_from)] if wanted.init_from else [])]
-    named = [config.run.folder, *data, *(path for path in weights if path.exists())]
+    cache = config.data.cache  # unstated, it is in the system's folder for temporary files, which a container has
+    blocks = [cache.folder] if cache.dir is not None and len(data) < len(config.data.mixture) else []
+    named = [config.run.folder, *data, *(path for path in (*weights, *blocks) if path.exists())]
     return list(dict.fromkeys([Path.cwd(), ROOT, *(place for path in named for place in (path.absolute(), path.resolve()))]))

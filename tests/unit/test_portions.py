@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from data_pipeline.build import build, build_portion
 from data_pipeline.config import DataConfig
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, RunInUseError
+from data_pipeline.inputs import find_inputs
+from data_pipeline.pool import started
 from data_pipeline.portion import Portion
+from data_pipeline.progress import Progress
+from data_pipeline.storage import sha256_file
 from data_pipeline.work_folder import held
 from tests.corpus_fixtures import config, digests, write_corpus
 
@@ -45,3 +51,34 @@ def test_portions_done_in_advance_change_nothing(tmp_path: Path, monkeypatch: py
             build_portion(mine, "encode", Portion(index, 3), quiet=True)
     assert digests(build(mine, quiet=True).path) == expected
     assert not list((mine.work_folder / "signatures").iterdir()) and not list(mine.work_folder.glob("inputs-*"))
+
+
+def test_the_lock_of_a_work_folder_is_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On NFS a shared lock needs that. A file system without locks stops nobody, and makes nobody tidy up after others."""
+    leftover = tmp_path / ".x.tmp-1"
+    found: list[bool] = []
+
+    def flock(file: IO[str], kind: int) -> None:
+        found.append(file.readable() and file.writable())
+        raise error
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    for shared in (True, False):
+        leftover.touch()
+        error: OSError = OSError(errno.ENOSYS, "Function not implemented")
+        with held(tmp_path, shared=shared):
+            assert leftover.exists()
+        error = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        with pytest.raises(RunInUseError, match="another build is writing"), held(tmp_path, shared=shared):
+            pass
+    assert found == [True] * 4
+
+
+def test_hashes_that_another_task_takes_away_meanwhile_are_made_again(tmp_path: Path) -> None:
+    (tmp_path / "raw.txt").write_text("some text")
+    mine = config(tmp_path, tmp_path / "data", sources=[{"name": "x", "files": str(tmp_path / "raw.txt")}], packing=[])
+    mine.work_folder.mkdir()
+    (mine.work_folder / "inputs-0-of-2.json").symlink_to(tmp_path / "gone")  # listed, and not there when it is read
+    with started(1) as workers:
+        (task,) = find_inputs(mine, workers, Progress(quiet=True), search=None)
+    assert task.files[0].hash == sha256_file(tmp_path / "raw.txt")
