@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -18,9 +19,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but erro
 Length = Annotated[Optional[int], typer.Option("--sequence-length", "-s", min=1, help="Targets a row.")]  # noqa: UP045
 ShownDocument = Annotated[Optional[str], typer.Option("--document", "-d", help="Show this one, by its id or the id's beginning.")]  # noqa: UP045
 Among = Annotated[Optional[int], typer.Option("--num-samples", min=1, help="Look among so many samples; default one epoch.")]  # noqa: UP045
-Method = Annotated[str, typer.Option("--method", help="best_fit or concat.")]
+Method = Annotated[Optional[str], typer.Option("--method", help="best_fit or concat; default best_fit.")]  # noqa: UP045
 SourceLength = Annotated[Optional[int], typer.Option("--source-length", min=2, help="Of pairs: tokens a row for the encoder.")]  # noqa: UP045
 TargetLength = Annotated[Optional[int], typer.Option("--target-length", min=2, help="Of pairs: targets a row.")]  # noqa: UP045
+OF_PAIRS = "a row of pairs has --source-length and --target-length, and no method"
 
 
 @app.command()
@@ -30,7 +32,7 @@ def build(
     quiet: Quiet = False,
     replace: Annotated[bool, typer.Option("--replace", help="Let a different dataset in the output folder give way.")] = False,
     slurm: Annotated[bool, typer.Option("--slurm", help="Not here: as Slurm jobs. Words cluster.key=value are the cluster's.")] = False,
-    tasks: Annotated[int, typer.Option("--tasks", min=1, help="With --slurm: tasks of each job array.")] = 4,
+    tasks: Annotated[Optional[int], typer.Option("--tasks", min=1, help="With --slurm: tasks of each job array; default 4.")] = None,  # noqa: UP045
     cluster: Annotated[Optional[str], typer.Option("--cluster", help="With --slurm: a file of configs/cluster.")] = None,  # noqa: UP045
 ) -> None:
     """Raw text to a dataset folder. Started again after a stop or a kill, it goes on."""
@@ -38,8 +40,10 @@ def build(
     if slurm:
         from launcher.slurm.data import submit_build
 
-        submit_build(path, overrides, tasks=tasks, cluster=cluster, replace=replace)
+        _refuse({"--quiet": quiet or None}, "what its jobs say goes into their output files")
+        submit_build(path, overrides, tasks=4 if tasks is None else tasks, cluster=cluster, replace=replace)
         return
+    _refuse({"--tasks": tasks, "--cluster": cluster}, "they go with --slurm")
     from data_pipeline.build import build as build_dataset
     from data_pipeline.config import load_data_config
 
@@ -50,7 +54,7 @@ def build(
 def pack(
     folder: Folder,
     sequence_length: Length = None,
-    method: Method = "best_fit",
+    method: Method = None,
     source_length: SourceLength = None,
     target_length: TargetLength = None,
 ) -> None:
@@ -63,10 +67,13 @@ def pack(
     dataset = Dataset.open(folder)
     lengths = {"source_length": source_length, "target_length": target_length}
     if is_pairs := any(source.pairs for source in dataset.sources):
+        _refuse({"--sequence-length": sequence_length, "--method": method}, OF_PAIRS)
         _check_pair_shape(source_length, target_length)
-    elif sequence_length is None:
-        raise ConfigError([Fault("--sequence-length", None, "the targets of a row", "for example --sequence-length 2048")])
-    plan = validate(PackingConfig, lengths if is_pairs else {"sequence_length": sequence_length, "method": method})
+    else:
+        _refuse({"--source-length": source_length, "--target-length": target_length}, "the dataset has no pairs: give --sequence-length")
+        if sequence_length is None:
+            raise ConfigError([Fault("--sequence-length", None, "the targets of a row", "for example --sequence-length 2048")])
+    plan = validate(PackingConfig, lengths if is_pairs else {"sequence_length": sequence_length, "method": method or "best_fit"})
     for line in make_plans(dataset, [plan]):
         print(line)
 
@@ -79,7 +86,7 @@ def inspect(
     tokens: Annotated[bool, typer.Option("--tokens", help="Show the tokens one by one.")] = False,
     rows: Annotated[int, typer.Option("--rows", "-r", min=0, help="Instead: so many rows, with their lengths.")] = 0,
     sequence_length: Length = None,
-    method: Method = "best_fit",
+    method: Method = None,
     source_length: SourceLength = None,
     target_length: TargetLength = None,
     seed: Annotated[int, typer.Option("--seed", help="Of rows: the seed of the run that would see them in this order.")] = 1234,
@@ -87,7 +94,11 @@ def inspect(
     """What is in a dataset: its books, its sources, its tokenizer, and some documents decoded; or rows, with what stands where."""
     from data_pipeline.show import show_dataset, show_document, show_pair_rows, show_rows
 
+    row_of_text: dict[str, object] = {"--sequence-length": sequence_length, "--method": method}
+    if not rows:
+        _refuse({**row_of_text, "--source-length": source_length, "--target-length": target_length}, "it goes with --rows")
     if rows and (source_length, target_length) != (None, None):
+        _refuse(row_of_text, OF_PAIRS)
         lengths = _check_pair_shape(source_length, target_length)
         show_pair_rows(folder, number=rows, source_length=lengths[0], target_length=lengths[1], seed=seed, tokens=tokens)
     elif rows:
@@ -119,7 +130,7 @@ def trace(
     line: Annotated[int, typer.Option("--line", min=1, help="With --file: the record's number, from 1; of jsonl, the line.")] = 1,
     num_samples: Among = None,
     sequence_length: Length = None,
-    method: Method = "best_fit",
+    method: Method = None,
     source_length: SourceLength = None,
     target_length: TargetLength = None,
     seed: Annotated[int, typer.Option("--seed", help="Of a dataset: the seed of the run that it is traced for.")] = 1234,
@@ -311,7 +322,7 @@ def _rows(
     target: Path,
     *,
     sequence_length: int | None,
-    method: str,
+    method: str | None,
     seed: int,
     split: str,
     pair_lengths: tuple[int | None, int | None] | None = None,
@@ -319,7 +330,10 @@ def _rows(
     """(rows, StepSamples or None): of a run as its saved config has them, of a dataset as the options say. Held-out rows have no steps."""
     from data_pipeline.loader import Dataset, Phase, RowSource
 
+    row_of_text: dict[str, object] = {"--sequence-length": sequence_length, "--method": method}
     if (target / "config.yaml").is_file():
+        of_pairs = dict(zip(("--source-length", "--target-length"), pair_lengths or ()))
+        _refuse({**row_of_text, **of_pairs}, "the rows of a run are as its config has them")
         from launcher.datasets import open_datasets
         from launcher.metrics import JsonLines
         from launcher.mixture import phases_for, phases_of_run
@@ -340,6 +354,7 @@ def _rows(
     if pair_lengths is not None:
         from data_pipeline.pair_loader import PairRowSource
 
+        _refuse(row_of_text, OF_PAIRS)
         one, other = _check_pair_shape(*pair_lengths)
         return PairRowSource.open([(Dataset.open(target), 1.0, None)], source_length=one, target_length=other, seed=seed, split=split), None
     length, how = _row_shape(sequence_length, method)
@@ -354,7 +369,14 @@ def _check_pair_shape(source_length: int | None, target_length: int | None) -> t
     return source_length, target_length
 
 
-def _row_shape(sequence_length: int | None, method: str) -> tuple[int, Any]:
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    """Options of which nothing would come here, where they were given."""
+    if faults := [Fault(name, value, "nothing here", why) for name, value in options.items() if value is not None]:
+        raise ConfigError(faults)
+
+
+def _row_shape(sequence_length: int | None, method: str | None) -> tuple[int, Any]:
+    method = method or "best_fit"
     if sequence_length is None:
         raise ConfigError(
             [Fault("--sequence-length", None, "the targets of a row", "or, to trace, give the run's folder in place of the dataset's")]
