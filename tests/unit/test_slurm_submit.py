@@ -216,6 +216,9 @@ def test_a_container_sees_all_that_the_config_names(folder: Path) -> None:
         assert folders_of(config) == [folder, ROOT, *(folder / place for place in places)]
     gone = load_config(folder / "run.yaml", ["checkpoint.init_from=gone"])  # no longer needed by a run that has checkpoints
     assert folders_of(gone) == [folder, ROOT, folder / "runs/a", folder / "data"]
+    (folder / "cache").mkdir()
+    far = load_config(folder / "run.yaml", ["data.path=s3://bucket/x", "data.cache.dir=cache"])
+    assert folders_of(far) == [folder, ROOT, folder / "runs/a", folder / "cache"]
 
 
 def test_words_that_a_job_of_sbatch_can_not_use_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
