@@ -10,7 +10,7 @@ import copy
 import difflib
 import re
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin
@@ -19,11 +19,12 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from data_pipeline.errors import ConfigError, Fault
 
 S = TypeVar("S", bound="Section")
+Location = list[int | str]  # the keys of mappings and numbers of list elements that lead to a value
 
 
 class Section(BaseModel):
@@ -49,11 +50,12 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":int", ":timestamp"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_INT = r"^[-+]?(?:[0-9][0-9_]*|0x[0-9a-fA-F]+)$"
 _FLOAT = (
     r"^[-+]?(?:(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))$|^\.(?:nan|NaN|NAN)$"
 )
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:[0-9][0-9_]*|0x[0-9a-fA-F]+)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(_INT), list("-+0123456789"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FLOAT), list("-+0123456789."))
 
 
@@ -77,9 +79,16 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _int_1_2)
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML's, which quotes what YAML 1.1 would read as something else than text; _Loader reads 1e-4 as a number too."""
+    """PyYAML's, which quotes what YAML 1.1 would read as something else than text; _Loader reads 08 and 1e-4 as numbers too."""
 
 
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    folded = "\x85\u2028\u2029"  # line ends of Unicode: PyYAML reads them as spaces unless they are escaped
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if any(end in text for end in folded) else None)
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(_INT), list("-+0123456789"))
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FLOAT), list("-+0123456789."))
 
 
@@ -113,6 +122,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------------------------- composing
+
+LEFT_OUT = ...  # stands in a composed tree for what could not be read: no value of YAML's, so that no section takes it
 
 
 def _include_files(tree: dict[str, Any], *, beside: Path, section_names: Iterable[str]) -> list[Fault]:
@@ -153,8 +164,8 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
 
 def compose(path: str | Path, overrides: Iterable[str] = (), *, section_names: Iterable[str] = ()) -> tuple[dict[str, Any], list[Fault]]:
     """Read a config file, put in named section files, apply overrides, resolve `${...}`. Nothing is validated yet: the faults
-    of composing come back with the tree, for validate() to name beside its own; what has such a fault is left out of the
-    tree. Raises ConfigError where a file can't be read at all."""
+    of composing come back with the tree, for validate() to name beside its own; where a value has one, the tree has LEFT_OUT.
+    Raises ConfigError where a file can't be read at all, or has a key or a `${` that nothing can be made of."""
     tree = read_yaml(path)
     faults: list[Fault] = []
     overrides = list(overrides)
@@ -168,27 +179,42 @@ def compose(path: str | Path, overrides: Iterable[str] = (), *, section_names: I
                 faults.extend(error.faults or [Fault("override", text, "a value in YAML", str(error))])
 
     override_all(whole)
-    faults += _include_files(tree, beside=Path(path).resolve().parent, section_names=section_names)
+    unread = _include_files(tree, beside=Path(path).resolve().parent, section_names=section_names)
+    faults += unread
     override_all(text for text in overrides if text not in whole)
-    resolved = _resolved(OmegaConf.create(tree), "", faults)
-    return {str(key): value for key, value in resolved.items()}, faults
+    try:
+        config = OmegaConf.create(tree)
+    except OmegaConfBaseException as error:
+        want = "keys and values that can be read, each ${ closed"
+        raise ConfigError([*faults, Fault(error.full_key or str(path), error.value, want, _first_line(error))]) from None
+    resolved = {str(key): value for key, value in _resolved(config, "", faults).items()}
+    return resolved | {fault.field: LEFT_OUT for fault in unread}, faults
 
 
-def _resolved(node: DictConfig | ListConfig, field: str, faults: list[Fault]) -> Any:
-    """The plain tree below `node`, each `${...}` replaced by what it stands for; what stands for nothing is a fault, and left out."""
-    keys = list(node) if isinstance(node, DictConfig) else list(range(len(node)))
+def _resolved(node: DictConfig | ListConfig, field: str, faults: list[Fault], above: tuple[object, ...] = ()) -> Any:
+    """The plain tree below `node`, each `${...}` replaced by what it stands for, a fault and LEFT_OUT where that is nothing or one
+    of the mappings and lists around it, which `above` holds."""
+    above = (*above, node)
     plain: dict[Any, Any] = {}
+    keys: Iterable[Any] = node if isinstance(node, DictConfig) else range(len(node))
     for key in keys:
         name = f"{field}.{key}" if field else str(key)
-        try:
-            value = node[key]
+        try:  # OmegaConf takes `???` for a value that is to come; here it is text
+            value, what = "???" if OmegaConf.is_missing(node, key) else node[key], "it stands for what it stands in"
         except OmegaConfBaseException as error:
+            value, what = LEFT_OUT, _first_line(error)
+        if value is LEFT_OUT or any(value is each for each in above):
             got = OmegaConf.to_container(node, resolve=False)
             want = "a reference to another key of this config, as section.key"
-            faults.append(Fault(name, got[key], want, str(error).splitlines()[0]))  # type: ignore[index,call-overload]
-            continue
-        plain[key] = _resolved(value, name, faults) if isinstance(value, DictConfig | ListConfig) else value
+            faults.append(Fault(name, got[key], want, what))  # type: ignore[index,call-overload]
+            plain[key] = LEFT_OUT
+        else:
+            plain[key] = _resolved(value, name, faults, above) if isinstance(value, DictConfig | ListConfig) else value
     return plain if isinstance(node, DictConfig) else list(plain.values())
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 # ---------------------------------------------------------------------------------------------- validating
@@ -200,9 +226,7 @@ def validate(section: type[S], tree: Mapping[str, Any], *, prefix: str = "", com
     built = _build(section, tree, prefix=prefix)
     if isinstance(built, section) and not composing:
         return built
-    named = {fault.field for fault in composing}  # what was left out there is not missing as well
-    others = built if isinstance(built, list) else []
-    raise ConfigError([*composing, *(fault for fault in others if fault.field not in named)])
+    raise ConfigError([*composing, *(built if isinstance(built, list) else [])])
 
 
 def mended(section: type[S], tree: object) -> tuple[S | None, set[str]]:
@@ -210,54 +234,74 @@ def mended(section: type[S], tree: object) -> tuple[S | None, set[str]]:
     telling. For rules across sections, which hold what the keys that they read hold, though other keys are wrong."""
     if not isinstance(tree, Mapping):
         return None, set()
-    known, wrong = copy.deepcopy(dict(tree)), set[str]()
+    known, wrong = dict(tree), set[str]()
     for _ in range(3):  # a key that doesn't exist or is no value; then rules over several keys
         try:
             return section.model_validate(known), wrong
         except ValidationError as error:
+            locations = []
             for item in error.errors():
+                location = _location(item)
                 own = [fault.field for fault in item["ctx"]["faults"]] if item["type"] == "section_faults" else []
-                for location in [(*item["loc"], name) for name in own] or [item["loc"]]:
-                    if location:
-                        wrong.add(str(location[-1]))
-                        _take_out(known, location)
+                locations += [[*location, name] for name in own] or [location] * bool(location)
+                if item["type"] == "extra_forbidden":
+                    wrong |= _meant(section, location)
+            wrong |= {str(location[-1]) for location in locations}
+            known = _without(known, locations)
     return None, wrong
 
 
-def _build(section: type[S], tree: Mapping[str, Any], *, prefix: str = "") -> list[Fault] | S:
-    """The section, or all its faults. Keys that don't exist are named, and then left out, so that they don't keep pydantic from
-    the rules that it checks in the end, over several keys."""
+def names_any(fault: Fault, keys: Set[str]) -> bool:
+    """Whether the fault's text has one of the keys as a word."""
+    return not keys.isdisjoint(re.findall(r"\w+", str(fault)))
+
+
+def is_left_out(value: object) -> bool:
+    """Whether the value, or an element of it, could not be read: composing has its fault."""
+    return value is LEFT_OUT or (isinstance(value, list) and LEFT_OUT in value)
+
+
+def _build(section: type[S], tree: Mapping[str, Any], *, prefix: str = "", unsure: Sequence[Location] = ()) -> list[Fault] | S:
+    """The section, or all its faults. Keys that don't exist or could not be read are taken out after a first look, so that they
+    don't keep pydantic from the rules that it checks in the end, over several keys. Rules that may have read a default in the
+    place of such a key are passed over: those of the section that an unread key is in, and what names the key that was meant."""
     try:
         return section.model_validate(dict(tree))
     except ValidationError as error:
-        faults = faults_of(section, error, prefix=prefix)
-        strange = [item["loc"] for item in error.errors() if item["type"] == "extra_forbidden"]
-    if not strange:
+        faults, items = faults_of(section, error, prefix=prefix, unsure=unsure), error.errors()
+    unknown = [_location(item) for item in items if item["type"] == "extra_forbidden"]
+    unread = [_location(item) for item in items if is_left_out(item["input"])]
+    unread = [location for location in unread if not any(isinstance(part, int) for part in location)]  # lists keep their elements
+    if not unknown and not unread:
         return faults
+    unsure = [*unsure, *unread, *(location[:-1] for location in unread)]
+    others = _build(section, _without(tree, [*unknown, *unread]), prefix=prefix, unsure=unsure)
+    named, meant = {fault.field for fault in faults}, set[str]().union(*(_meant(section, location) for location in unknown))
+    rules = others if isinstance(others, list) else []
+    return [*faults, *(fault for fault in rules if fault.field not in named and not names_any(fault, meant))]
+
+
+def _without(tree: Mapping[str, Any], locations: Iterable[Location]) -> dict[str, Any]:
+    """A copy of the tree without the keys at the locations."""
     known = copy.deepcopy(dict(tree))
-    for location in strange:
-        _take_out(known, location)
-    others, named = _build(section, known, prefix=prefix), {fault.field for fault in faults}
-    return [*faults, *(fault for fault in (others if isinstance(others, list) else []) if fault.field not in named)]
+    for location in sorted(locations, key=len, reverse=True):  # what is in a mapping before the mapping
+        node: Any = known
+        for part in location[:-1]:
+            node = node[part]
+        if isinstance(node, dict):
+            node.pop(location[-1], None)
+        elif isinstance(node, list) and isinstance(location[-1], int):  # the others keep their places
+            node[location[-1]] = None
+    return known
 
 
-def _take_out(tree: dict[str, Any], location: tuple[int | str, ...]) -> None:
-    """Delete the key at a location of pydantic's, whose names of union members are no keys of the tree."""
-    node: Any = tree
-    path = [part for at, part in enumerate(location) if isinstance(part, int) or at == 0 or not _is_branch(part)]
-    for part in path[:-1]:
-        node = node[part]
-    if isinstance(node, dict):
-        node.pop(path[-1], None)
-    elif isinstance(path[-1], int):  # an element of a list: the others keep their places
-        node[path[-1]] = None
-
-
-def faults_of(section: type[Section], error: ValidationError, *, prefix: str = "") -> list[Fault]:
-    """pydantic's errors as Faults, once for each field."""
+def faults_of(section: type[Section], error: ValidationError, *, prefix: str = "", unsure: Sequence[Location] = ()) -> list[Fault]:
+    """pydantic's errors as Faults, once for each field; none for what is LEFT_OUT, nor at the locations that are unsure."""
     faults: dict[str, Fault] = {}
     for item in error.errors():
-        location = [part for part in item["loc"] if isinstance(part, int) or not _is_branch(part)]
+        location = _location(item)
+        if is_left_out(item["input"]) or location in unsure:
+            continue
         path = [prefix] * bool(prefix) + [str(part) for part in location]
         field = ".".join(path) or section.__name__
         if item["type"] == "section_faults":
@@ -281,6 +325,12 @@ def faults_of(section: type[Section], error: ValidationError, *, prefix: str = "
     return list(faults.values())
 
 
+def _location(item: ErrorDetails) -> Location:
+    """pydantic's location without the names of union members; of a key too many or too few, the last part is that key."""
+    keys = {len(item["loc"]) - 1} if item["type"] in ("extra_forbidden", "missing") else set()
+    return [part for at, part in enumerate(item["loc"]) if at in keys or isinstance(part, int) or not _is_branch(part)]
+
+
 def _is_branch(part: str) -> bool:
     """Union members appear in pydantic's locations by type name; they are no keys of ours."""
     return (
@@ -294,15 +344,19 @@ def _shown(value: object) -> object:
     return f"a mapping with {', '.join(map(str, value))}" if isinstance(value, Mapping) else value
 
 
-def _nearest(section: type[Section], location: list[int | str]) -> str:
+def _meant(section: type[Section], location: Location) -> set[str]:
+    """The valid key that the unknown one at `location` is nearest to, if any is near."""
+    return set(difflib.get_close_matches(str(location[-1]), _keys_at(section, location[:-1]), n=1, cutoff=0.5))
+
+
+def _nearest(section: type[Section], location: Location) -> str:
+    for close in _meant(section, location):
+        return f"did you mean {'.'.join([*map(str, location[:-1]), close])}?"
     keys = _keys_at(section, location[:-1])
-    close = difflib.get_close_matches(str(location[-1]), keys, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean {'.'.join([*map(str, location[:-1]), close[0]])}?"
     return f"valid keys: {', '.join(sorted(keys))}" if keys else "remove it"
 
 
-def _keys_at(section: type[Section], location: list[int | str]) -> list[str]:
+def _keys_at(section: type[Section], location: Location) -> list[str]:
     node: Any = section
     for part in location:
         if isinstance(part, int):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.block_cache import CacheConfig
 from data_pipeline.errors import ConfigError, Fault
-from data_pipeline.schema import S, Section, compose, dump_yaml, mended, validate
+from data_pipeline.schema import LEFT_OUT, S, Section, compose, dump_yaml, is_left_out, mended, names_any, validate
 from megatron_lite.config import (
     CheckpointConfig,
     ModelConfig,
@@ -188,7 +187,10 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), *, world_size: 
     """Read, compose and check a run config. With `world_size`, the layout too. Raises ConfigError with every fault."""
     tree, faults = compose(path, overrides, section_names=SECTIONS)
     if isinstance(tree.get("deepspeed"), str):
-        tree["deepspeed"] = _read_json(tree["deepspeed"])
+        try:
+            tree["deepspeed"] = _read_json(tree["deepspeed"])
+        except ConfigError as error:
+            tree["deepspeed"], faults = LEFT_OUT, [*faults, *error.faults]
     try:
         config = validate(RunConfig, tree, composing=faults)
     except ConfigError as error:
@@ -228,7 +230,7 @@ def _faults_across(sections: Mapping[str, Any], world_size: int | None) -> list[
         faults += checkpoint_faults(checkpoint)
     if training and optimizer and parallel and isinstance(more, Mapping):
         faults += _deepspeed_faults(training, optimizer, parallel, dict(more), world_size=world_size)
-    return [fault for fault in faults if not wrong & set(re.findall(r"\w+", str(fault)))]
+    return [fault for fault in faults if not names_any(fault, wrong) and not is_left_out(fault.got)]
 
 
 def with_vocabulary(config: RunConfig, *, tokenizer_size: int) -> RunConfig:

@@ -55,6 +55,26 @@ def test_faults_of_all_sections_and_across_them_come_together(config_file: Path)
     assert "did you mean run.name?" in found["run.nam"] and "use 4 or 6" in found["training.global_batch_size"]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "fields"),
+    [
+        (["model.hidden_sise=768", "model.num_attention_heads=12"], {"model.hidden_sise"}),
+        (["model.hidden_size=${oops}", "model.num_attention_heads=12"], {"model.hidden_size"}),
+        (["parallel.tp=${oops}", "training.global_batch_size=6"], {"parallel.tp"}),
+        (["parallel=${oops}", "training.global_batch_size=6"], {"parallel"}),
+        (["training.steps=${oops}"], {"training.steps"}),
+        (["data.path=null", "data.sources=['${oops}']"], {"data.sources.0"}),
+        (["optimizer.betas=[0.9, '${oops}']"], {"optimizer.betas.1"}),
+        (["deepspeed.train_batch_size=${oops}"], {"deepspeed.train_batch_size"}),
+        (["training.global_batch_sise=32", "training.global_batch_size=6"], {"training.global_batch_sise"}),
+        (["deepspeed=no.json", "optimizer.lr=${oops}", "model.Hidden=3"], {"deepspeed", "optimizer.lr", "model.Hidden"}),
+    ],
+)
+def test_a_faulty_key_brings_no_faults_that_are_none(config_file: Path, overrides: list[str], fields: set[str]) -> None:
+    """A rule that would read the key's default instead says what goes away by itself."""
+    assert set(faults(config_file, *overrides, world_size=4)) == fields
+
+
 def test_a_layout_that_the_world_cannot_hold_names_the_command(config_file: Path) -> None:
     found = faults(config_file, "parallel.tp=4", world_size=2)
     assert "deepspeed --num_gpus 4 launcher/train.py" in found["parallel.tp"]

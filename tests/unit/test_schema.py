@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from pydantic import Field, model_validator
 
-from data_pipeline.errors import ConfigError
-from data_pipeline.schema import Section, apply_override, compose, parse_yaml, validate
+from data_pipeline.errors import ConfigError, Fault
+from data_pipeline.schema import Section, apply_override, compose, dump_yaml, parse_yaml, section_faults, validate
 
 
 class Inner(Section):
@@ -58,6 +60,15 @@ def test_scalars_mean_what_they_say(text: str, value: object) -> None:
     parsed = parse_yaml(text, where="test")
     assert parsed == value
     assert type(parsed) is type(value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(st.from_regex(r"[-+]?0?[0-9_xe.:]{0,4}", fullmatch=True), st.text(max_size=8), st.floats(allow_nan=False)))
+@example("08")  # no octal number, so that PyYAML leaves it bare
+@example("a\x85b")
+def test_what_is_written_is_read_back(value: object) -> None:
+    """A dataset called '08' in a frozen config must not be 8 when a Slurm job reads it."""
+    assert repr(parse_yaml(dump_yaml({"key": value}), where="test")["key"]) == repr(value)
 
 
 def test_all_faults_at_once_each_with_its_remedy() -> None:
@@ -114,6 +125,9 @@ def test_overrides_reach_files_and_references_resolve(tmp_path: Path) -> None:
         ("a: 1\n", ["a.b=2"], "a mapping"),
         ("a: 1\n", [".b=2"], "section.key=value"),
         ("a: 1\n", ["a=[2"], "a value in YAML"),
+        ("a: {b: 1}\n", ["a.b=${c"], "a.b: got '${c', wanted keys and values that can be read"),
+        ("a: {~: 1}\n", [], "Incompatible key type"),
+        ("a: !!set {x}\n", [], "a: got {'x'}"),
     ],
 )
 def test_bad_files_and_overrides_are_config_errors(tmp_path: Path, text: str, overrides: list[str], said: str) -> None:
@@ -133,6 +147,57 @@ def test_faults_of_composing_are_named_with_those_of_validating(tmp_path: Path) 
     with pytest.raises(ConfigError) as caught:
         validate(Outer, tree, composing=faults)
     assert [fault.field for fault in caught.value.faults] == ["override", "items", "inner.steps", "inner.stepz", "other"]
+
+
+class Pair(Section):
+    width: int = Field(4, gt=0)
+    parts: int = 2
+    inner: Inner = Inner()
+    items: list[Inner] = []
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Pair":
+        if self.width % self.parts:
+            raise section_faults([Fault("parts", self.parts, f"a divisor of width ({self.width})")])
+        if any(item.steps == 3 for item in self.items):
+            raise ValueError("steps of its own for each item")
+        return self
+
+
+class Outmost(Section):
+    pair: Pair
+    name: str = ""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fields"),
+    [
+        (["pair.width=${gone}", "pair.parts=3"], ["pair.width"]),  # the rule would read the default width
+        (["pair.wdth=6", "pair.parts=3"], ["pair.wdth"]),  # as here: 6 was meant
+        (["pair.zzz=6", "pair.parts=3"], ["pair.zzz", "pair.parts"]),
+        (["pair.inner.lr=${gone}", "pair.parts=3"], ["pair.inner.lr", "pair.parts"]),  # of another section: the rule holds
+        (["pair.inner.Steps=6", "pair.parts=3"], ["pair.inner.Steps", "pair.parts"]),  # no name of a union member, by its capital
+        (["pair.inner.int=6"], ["pair.inner.int"]),
+        (["pair.items=[{steps: '${gone}'}]"], ["pair.items.0.steps"]),
+        (["pair.items=['${gone}', {lr: x}]"], ["pair.items.0", "pair.items.1.lr"]),  # numbers are those of the file
+        (["pair=${gone}"], ["pair"]),
+        (["name=${gone}", "pair.zzz=6", "pair.parts=3"], ["name", "pair.zzz", "pair.parts"]),
+        (["pair.inner=${pair.items}", "pair.items=['${pair.inner}']"], ["pair.inner.0", "pair.items.0"]),  # each within the other
+    ],
+)
+def test_no_rule_is_held_against_a_default_in_the_place_of_a_faulty_key(tmp_path: Path, overrides: list[str], fields: list[str]) -> None:
+    """Else a typo is reported with faults that go away by themselves, or under a name that stands nowhere in the config."""
+    (tmp_path / "c.yaml").write_text("pair: {}\n")
+    tree, faults = compose(tmp_path / "c.yaml", overrides)
+    with pytest.raises(ConfigError) as caught:
+        validate(Outmost, tree, composing=faults)
+    assert [fault.field for fault in caught.value.faults] == fields
+
+
+def test_three_question_marks_are_text(tmp_path: Path) -> None:
+    """OmegaConf takes them for a value that is to come; here they may be a name."""
+    (tmp_path / "c.yaml").write_text("a: ???\nb: ['???']\n")
+    assert compose(tmp_path / "c.yaml") == ({"a": "???", "b": ["???"]}, [])
 
 
 def test_missing_file_is_a_config_error(tmp_path: Path) -> None:
