@@ -10,7 +10,7 @@ import numpy as np
 
 from data_pipeline.dedup.shingles import jaccard, shingle_set
 
-CACHE_BYTES = 16 << 20
+CACHE_BYTES = 32 << 20  # some three times what is loaded ahead: 4 MB of text are sets of 5 to 11 MB
 
 
 class Verifier:

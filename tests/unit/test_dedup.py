@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from data_pipeline.dedup.config import DedupConfig, MinHashConfig
 from data_pipeline.dedup.minhash import band_keys, signatures
 from data_pipeline.dedup.run import DocRecord, Removal, Removals, find_duplicates
+from data_pipeline.dedup.verify import Verifier
 from data_pipeline.document import content_key, utf8_bytes
 from data_pipeline.errors import DataError
 from tests.unit.test_minhash import true_jaccard
@@ -246,3 +248,20 @@ def test_a_small_cache_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data_pipeline.dedup.cluster.LOOK_AHEAD_BYTES", 1000)
     monkeypatch.setattr("data_pipeline.dedup.columns.BATCH_BYTES", 1000)
     assert dedup(records, workers=2).removed == expected
+
+
+def test_what_is_read_ahead_is_still_held_when_it_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets of 4 MB of text, 11 MB, beside those that they are compared with: each text is read once."""
+    monkeypatch.setattr("data_pipeline.dedup.verify.shingle_set", lambda text, _: int(text) * 2**17 + np.arange(2**17, dtype=np.uint64))
+    read: list[int] = []
+
+    def fetch(numbers: Sequence[int]) -> list[str]:
+        read.extend(numbers)
+        return [str(number) for number in numbers]
+
+    with ThreadPoolExecutor(1) as executor:
+        verifier = Verifier(fetch, ngram=5, executor=executor)
+        verifier.load(range(11))
+        for number in range(11):
+            assert verifier.first_match(number, [100 + number], 0.8) == (None, 0.0, 1)
+    assert sorted(read) == [*range(11), *range(100, 111)]

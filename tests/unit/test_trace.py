@@ -137,7 +137,7 @@ def test_a_document_of_any_dataset_of_a_mixture_is_found_where_it_is(run: Path, 
     """Both have a source `tiny`, and documents of the same ids: what is told apart is the dataset, never the name."""
     document = traced(capsys, run, sample=1)[0]["document"]
     hits = traced(capsys, run, document=document, num_samples=28)
-    rows, _ = rows_of(run, sequence_length=None, method="best_fit", seed=0, split="train")
+    rows, _ = rows_of(run, sequence_length=None, method=None, seed=0, split="train")
     wanted = set()
     for sample in range(28):
         for position in range(rows[sample].num_targets):
