@@ -64,6 +64,9 @@ def pack(
     from data_pipeline.dataset import Dataset
     from data_pipeline.schema import validate
 
+    if sequence_length is None and source_length is None and target_length is None:
+        fix = "for example --sequence-length 2048; of pairs --source-length 256 --target-length 256"
+        raise ConfigError([Fault("--sequence-length", None, "the targets of a row", fix)])
     dataset = Dataset.open(folder)
     lengths = {"source_length": source_length, "target_length": target_length}
     if is_pairs := any(source.pairs for source in dataset.sources):
@@ -71,8 +74,6 @@ def pack(
         _check_pair_shape(source_length, target_length)
     else:
         _refuse({"--source-length": source_length, "--target-length": target_length}, "the dataset has no pairs: give --sequence-length")
-        if sequence_length is None:
-            raise ConfigError([Fault("--sequence-length", None, "the targets of a row", "for example --sequence-length 2048")])
     plan = validate(PackingConfig, lengths if is_pairs else {"sequence_length": sequence_length, "method": method or "best_fit"})
     for line in make_plans(dataset, [plan]):
         print(line)
