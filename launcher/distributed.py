@@ -14,8 +14,9 @@ from launcher.environment import Environment
 from launcher.memory import keep_freed_memory
 from launcher.process_tree import Process, this_process
 from megatron_lite.checkpoint.agree import broadcast_json, gather_json
-from megatron_lite.config import ModelConfig, ParallelConfig, TrainingConfig
+from megatron_lite.config import ParallelConfig, TrainingConfig
 from megatron_lite.layers.document_kernels import choose_kernel
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.parallel.grid import RankGrid
 from megatron_lite.parallel.groups import ProcessGroups
 

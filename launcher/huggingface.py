@@ -13,7 +13,7 @@ from launcher.config import RunConfig
 from megatron_lite.checkpoint.committed import committed
 from megatron_lite.checkpoint.huggingface.families import differences
 from megatron_lite.checkpoint.huggingface.folder import check_tensors, open_tensors, read_model
-from megatron_lite.config import ModelConfig
+from megatron_lite.model_config import ModelConfig
 
 PREFIX = "hf:"
 

@@ -7,7 +7,8 @@ are left out. Exact over tp, and over dp but for stage 3, where weights that sta
 
 from __future__ import annotations
 
-from megatron_lite.config import ModelConfig, ParallelConfig, TrainingConfig
+from megatron_lite.config import ParallelConfig, TrainingConfig
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.sizes import num_local_parameters
 
 FP32 = 4

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megatron_lite.activations import FP32, backward_of_layer, logits_bytes, rank_shape, saved_by_layer, saved_outside_layers
-from megatron_lite.config import ModelConfig, ParallelConfig, TrainingConfig
+from megatron_lite.config import ParallelConfig, TrainingConfig
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.sizes import largest_local_parameter, num_local_parameters
 
 PARTS = ("weights", "gradients", "accumulators", "optimizer", "activations", "logits", "gathered", "buffers", "runtime")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_lite.config import ModelConfig
+from megatron_lite.model_config import ModelConfig
 
 LEAST_TILE_SCORES = 1 << 17  # a smaller tile of CPU attention costs more in calls than it saves
 

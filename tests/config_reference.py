@@ -24,7 +24,7 @@ PAGE = ROOT / "docs" / "config-reference.md"
 HEAD = """# Every config key
 
 <!-- Written by `python -m tests.config_reference` from the sections in launcher/config.py, megatron_lite/config.py,
-data_pipeline/config.py and launcher/slurm/cluster.py; a test holds it fresh. -->
+megatron_lite/model_config.py, data_pipeline/config.py and launcher/slurm/cluster.py; a test holds it fresh. -->
 
 Any key can be overridden on the command line, `section.key=value`, the value read as YAML 1.2: `3e-4` is a number, `off` a word.
 `${run.name}` refers to another key. `model`, and any other section, may be the path of a YAML file. An unknown key is refused with

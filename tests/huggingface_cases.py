@@ -16,7 +16,7 @@ from megatron_lite.checkpoint.huggingface.llama import LLAMA
 from megatron_lite.checkpoint.manifest import read_manifest
 from megatron_lite.checkpoint.save import save_checkpoint
 from megatron_lite.checkpoint.slices import model_slices
-from megatron_lite.config import ModelConfig, RopeConfig
+from megatron_lite.model_config import ModelConfig, RopeConfig
 from megatron_lite.models.build import build_model
 from megatron_lite.parallel.groups import ProcessGroups
 from tests.checkpoint_fakes import run_state

@@ -20,8 +20,9 @@ import torch
 from data_pipeline.rows import Row, assemble, batch_id, row_digest
 from launcher.batches import Batches, gather_batch_id
 from megatron_lite.checkpoint.slices import logical_slices
-from megatron_lite.config import ModelConfig, OptimizerConfig, ParallelConfig, TrainingConfig
+from megatron_lite.config import OptimizerConfig, ParallelConfig, TrainingConfig
 from megatron_lite.layers import matmul, tiled_attention
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.build import build_model
 from megatron_lite.parallel.groups import ProcessGroups
 from megatron_lite.training.engine import Engine, build_engine

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron_lite.config import ModelConfig, OptimizerConfig
+from megatron_lite.config import OptimizerConfig
+from megatron_lite.model_config import ModelConfig
 
 Weights = dict[str, Tensor]
 

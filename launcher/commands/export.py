@@ -16,7 +16,7 @@ from data_pipeline.storage import atomic_folder
 from launcher.saved_config import read_config, run_of
 from megatron_lite.checkpoint.huggingface.families import left_behind, to_tree
 from megatron_lite.checkpoint.huggingface.llama import LLAMA
-from megatron_lite.config import ModelConfig
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.sizes import num_parameters
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

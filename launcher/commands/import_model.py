@@ -10,7 +10,7 @@ from data_pipeline.errors import ConfigError, Fault
 from data_pipeline.storage import atomic_write
 from launcher.huggingface import PREFIX
 from megatron_lite.checkpoint.huggingface.folder import check_tensors, open_tensors, read_model
-from megatron_lite.config import ModelConfig
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.sizes import num_parameters
 
 

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from megatron_lite.config import ModelConfig
 from megatron_lite.layers.context import ForwardContext
 from megatron_lite.layers.kernels import AttentionDropout, attention
 from megatron_lite.layers.linear import RowLinear, cut_rows, enter_tp, parameter_of
 from megatron_lite.layers.matmul import linear
 from megatron_lite.layers.positions import rotate
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.parallel.collectives import gather_rows
 from megatron_lite.parallel.groups import ProcessGroups
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_lite.config import RopeConfig
+from megatron_lite.model_config import RopeConfig
 
 
 @dataclass(frozen=True)

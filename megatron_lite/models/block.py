@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from megatron_lite.config import ModelConfig
 from megatron_lite.layers.attention import Attention
 from megatron_lite.layers.context import ForwardContext
 from megatron_lite.layers.dropout import ATTENTION, MLP, dropout
 from megatron_lite.layers.mlp import SwiGLU
 from megatron_lite.layers.norms import RMSNorm
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.parallel.groups import ProcessGroups
 
 

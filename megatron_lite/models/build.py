@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from megatron_lite.config import ModelConfig
 from megatron_lite.layers.document_kernels import AskedKernel
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.decoder import Checkpointing, Decoder
 from megatron_lite.models.init import materialise as materialise_model
 from megatron_lite.parallel.groups import ProcessGroups

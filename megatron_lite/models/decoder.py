@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from megatron_lite.config import ModelConfig
 from megatron_lite.layers.context import ForwardContext, KeyValueStore
 from megatron_lite.layers.cross_entropy import IGNORED
 from megatron_lite.layers.document_kernels import AskedKernel, choose_kernel
@@ -18,6 +17,7 @@ from megatron_lite.layers.embedding import HeadOutput, LMHead, VocabEmbedding
 from megatron_lite.layers.kernels import AttentionMask
 from megatron_lite.layers.norms import RMSNorm
 from megatron_lite.layers.positions import rotation
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch
 from megatron_lite.models.block import Block
 from megatron_lite.parallel.groups import ProcessGroups

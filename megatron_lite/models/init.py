@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from megatron_lite.config import ModelConfig
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.parallel.shard_spec import Piece, ShardSpec, spec_of
 
 TILE = 256

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 
 from megatron_lite.checkpoint.slices import OwnedSlice
-from megatron_lite.config import ModelConfig, OptimizerConfig, ParallelConfig, TrainingConfig
+from megatron_lite.config import OptimizerConfig, ParallelConfig, TrainingConfig
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, DropoutKey
 from megatron_lite.models.decoder import Decoder
 from megatron_lite.parallel.groups import ProcessGroups

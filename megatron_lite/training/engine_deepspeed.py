@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from data_pipeline.errors import ConfigError, NonFiniteError
 from megatron_lite.checkpoint.slices import OwnedSlice
-from megatron_lite.config import ModelConfig, OptimizerConfig, ParallelConfig, TrainingConfig
+from megatron_lite.config import OptimizerConfig, ParallelConfig, TrainingConfig
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, DropoutKey
 from megatron_lite.models.build import build_model
 from megatron_lite.models.decoder import Decoder

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from megatron_lite.checkpoint.slices import OwnedSlice
-from megatron_lite.config import ModelConfig, OptimizerConfig, TrainingConfig
+from megatron_lite.config import OptimizerConfig, TrainingConfig
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, DropoutKey
 from megatron_lite.models.build import build_model
 from megatron_lite.models.decoder import Decoder

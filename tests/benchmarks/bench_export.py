@@ -21,7 +21,7 @@ import torch  # noqa: E402
 
 from megatron_lite.checkpoint.huggingface.load import load_huggingface  # noqa: E402
 from megatron_lite.checkpoint.slices import model_slices  # noqa: E402
-from megatron_lite.config import ModelConfig  # noqa: E402
+from megatron_lite.model_config import ModelConfig  # noqa: E402
 from megatron_lite.models.batch import Batch  # noqa: E402
 from megatron_lite.models.build import build_model  # noqa: E402
 from megatron_lite.models.decoder import Decoder  # noqa: E402

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from megatron_lite.config import ModelConfig
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.build import build_model
 from megatron_lite.models.init import materialise
 from megatron_lite.parallel.groups import Axis, ProcessGroups

@@ -14,7 +14,8 @@ import torch
 
 from launcher.distributed import start_device
 from launcher.environment import Environment
-from megatron_lite.config import InitConfig, ModelConfig, OptimizerConfig, ParallelConfig, TrainingConfig
+from megatron_lite.config import OptimizerConfig, ParallelConfig, TrainingConfig
+from megatron_lite.model_config import InitConfig, ModelConfig
 from megatron_lite.models.batch import Batch
 from megatron_lite.parallel.groups import ProcessGroups
 from megatron_lite.training.engine import Engine, build_engine

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from megatron_lite.communication import communicated_bytes
-from megatron_lite.config import ModelConfig, OptimizerConfig, ParallelConfig, TrainingConfig
+from megatron_lite.config import OptimizerConfig, ParallelConfig, TrainingConfig
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch
 from megatron_lite.training.engine import build_engine
 from megatron_lite.training.step import train_step

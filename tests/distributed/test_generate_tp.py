@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_lite.config import ModelConfig
 from megatron_lite.inference.generate import Generation, generate
 from megatron_lite.inference.sampling import SamplingOptions
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.build import build_model
 from megatron_lite.parallel.groups import ProcessGroups
 from tests.ranks import Ranks, groups_of

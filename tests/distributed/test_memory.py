@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from megatron_lite.config import ModelConfig, ParallelConfig, TrainingConfig
+from megatron_lite.config import ParallelConfig, TrainingConfig
+from megatron_lite.model_config import ModelConfig
 from tests.ranks import Ranks, groups_of
 from tests.unit.test_memory import MODEL, kept_by_autograd, planned_activations
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_lite.config import ModelConfig
 from megatron_lite.layers.cross_entropy import vocab_parallel_cross_entropy
 from megatron_lite.layers.dropout import EMBEDDING, DropoutPlace, dropout
 from megatron_lite.layers.embedding import VocabularyCut
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, DropoutKey
 from megatron_lite.models.build import build_model
 from megatron_lite.parallel import collectives

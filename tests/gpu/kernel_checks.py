@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from megatron_lite.config import ModelConfig
 from megatron_lite.layers.cross_entropy import vocab_parallel_cross_entropy
 from megatron_lite.layers.document_kernels import DocumentKernel, choose_kernel
 from megatron_lite.layers.kernels import AttentionMask, attention
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch
 from megatron_lite.models.build import build_model
 from megatron_lite.parallel.groups import Axis, ProcessGroups

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megatron_lite.config import ModelConfig
+from megatron_lite.model_config import ModelConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

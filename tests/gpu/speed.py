@@ -22,8 +22,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from launcher.devices import mfu, peak_flops
-from megatron_lite.config import ModelConfig, OptimizerConfig, ParallelConfig, TrainingConfig
+from megatron_lite.config import OptimizerConfig, ParallelConfig, TrainingConfig
 from megatron_lite.layers.kernels import AttentionMask, attention
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch
 from megatron_lite.models.init import distribution
 from megatron_lite.parallel.groups import ProcessGroups

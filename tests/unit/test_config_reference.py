@@ -6,7 +6,8 @@ from data_pipeline.config import DataConfig, SourceConfig
 from data_pipeline.schema import Section
 from launcher.config import RunConfig
 from launcher.slurm.cluster import ClusterConfig
-from megatron_lite.config import ModelConfig, ParallelConfig
+from megatron_lite.config import ParallelConfig
+from megatron_lite.model_config import ModelConfig
 from tests.config_reference import PAGE, default, field_comments, reference, section_in, values
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_lite.config import ModelConfig
 from megatron_lite.layers.norms import RMSNorm
 from megatron_lite.layers.positions import rotate, rotation
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, DropoutKey
 from megatron_lite.models.build import build_model
 from megatron_lite.models.decoder import Decoder

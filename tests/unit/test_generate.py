@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import ConfigError
-from megatron_lite.config import ModelConfig
 from megatron_lite.inference import generate as generating
 from megatron_lite.inference.generate import generate
 from megatron_lite.inference.kv_cache import KVCache
 from megatron_lite.inference.sampling import SamplingOptions
 from megatron_lite.layers.kernels import AttentionMask, attention
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch
 from megatron_lite.models.build import build_model
 from megatron_lite.models.decoder import Decoder

@@ -13,9 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.distributed import describe_attention
-from megatron_lite.config import ModelConfig, OptimizerConfig, TrainingConfig
+from megatron_lite.config import OptimizerConfig, TrainingConfig
 from megatron_lite.layers import gpu_attention
 from megatron_lite.layers.document_kernels import KernelChoice
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models import decoder
 from megatron_lite.models.batch import Batch
 from megatron_lite.models.build import build_model

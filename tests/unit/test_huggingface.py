@@ -24,7 +24,7 @@ from megatron_lite.checkpoint.load import load_logical
 from megatron_lite.checkpoint.manifest import read_manifest
 from megatron_lite.checkpoint.save import save_checkpoint
 from megatron_lite.checkpoint.slices import OwnedSlice, model_slices
-from megatron_lite.config import ModelConfig
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch
 from megatron_lite.models.build import build_model
 from megatron_lite.models.decoder import Decoder

@@ -13,7 +13,7 @@ from data_pipeline.errors import ConfigError
 from megatron_lite.checkpoint.huggingface.families import differences, from_tree, leaves, to_tree
 from megatron_lite.checkpoint.huggingface.llama import FAMILIES, LLAMA
 from megatron_lite.checkpoint.manifest import read_manifest
-from megatron_lite.config import ModelConfig, RopeConfig
+from megatron_lite.model_config import ModelConfig, RopeConfig
 from megatron_lite.models.build import build_model
 from megatron_lite.parallel.groups import ProcessGroups
 from tests.huggingface_cases import MODELS, checkpoint

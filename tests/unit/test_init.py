@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron_lite.config import ModelConfig
 from megatron_lite.layers.embedding import vocabulary_spec
 from megatron_lite.layers.linear import cut_columns, cut_rows
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models import init
 from megatron_lite.models.build import build_model
 from megatron_lite.models.init import local_init

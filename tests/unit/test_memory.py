@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from megatron_lite.activations import rank_shape, saved_by_layer, saved_by_loss, saved_outside_layers
-from megatron_lite.config import ModelConfig, ParallelConfig, TrainingConfig
+from megatron_lite.config import ParallelConfig, TrainingConfig
 from megatron_lite.layers import tiled_attention
 from megatron_lite.memory import Buckets, memory
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, DropoutKey
 from megatron_lite.models.build import build_model
 from megatron_lite.parallel.groups import Axis, ProcessGroups

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from data_pipeline.errors import NonFiniteError
-from megatron_lite.config import ModelConfig, OptimizerConfig
+from megatron_lite.config import OptimizerConfig
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.build import build_model
 from megatron_lite.parallel.groups import ProcessGroups
 from megatron_lite.parallel.shard_spec import Piece, ShardSpec, attach

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-from megatron_lite.config import ModelConfig
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, DropoutKey
 from megatron_lite.models.build import build_model
 from megatron_lite.parallel.groups import ProcessGroups

@@ -14,7 +14,7 @@ from typing import Any
 
 from data_pipeline.errors import ConfigError, Fault
 from data_pipeline.schema import validate
-from megatron_lite.config import ModelConfig
+from megatron_lite.model_config import ModelConfig
 
 REQUIRED = object()
 _ABSENT = object()

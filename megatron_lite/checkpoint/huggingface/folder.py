@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from data_pipeline.errors import CheckpointError, ConfigError, Fault
 from megatron_lite.checkpoint.huggingface.families import Family, from_tree
 from megatron_lite.checkpoint.huggingface.llama import FAMILIES
-from megatron_lite.config import ModelConfig
+from megatron_lite.model_config import ModelConfig
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from data_pipeline.errors import Fault
 from megatron_lite.checkpoint.huggingface.families import Family, Fixed, Key, Tensor
-from megatron_lite.config import ModelConfig
+from megatron_lite.model_config import ModelConfig
 
 _THEIRS = "model.layers.{layer}"
 

@@ -1,0 +1,91 @@
+"""What a model is, as strict sections: every variation that a config may name, and what of it can't go together.
+
+Keys follow Hugging Face's names where they exist: what is flat there stays flat, variations nest. No torch here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from data_pipeline.errors import Fault
+from data_pipeline.schema import Section, section_faults
+
+
+class RopeConfig(Section):
+    """Rotary position embedding (Su et al. 2021): angle of pair i at position p is p * theta^(-2i/head_dim), in fp32."""
+
+    theta: float = Field(10000.0, gt=0)  # the base; larger: slower rotations, for longer sequences
+
+
+class InitConfig(Section):
+    """Initial weights: normal(0, std); projections into the residual stream divided by sqrt(2 * layers) (GPT-2)."""
+
+    std: float = Field(0.02, gt=0)  # of the normal distribution
+    scaled_residual: bool = True  # divide what writes into the residual stream by sqrt(2 * layers)
+
+
+class ModelConfig(Section):
+    """A decoder-only Transformer: pre-RMSNorm, RoPE, grouped-query attention, SwiGLU."""
+
+    family: Literal["decoder"] = "decoder"  # the architecture
+    vocab_size: int | Literal["auto"] = "auto"  # auto: the tokenizer's
+    hidden_size: int = Field(256, gt=0)  # width of the residual stream
+    num_hidden_layers: int = Field(4, gt=0)  # blocks
+    num_attention_heads: int = Field(8, gt=0)  # query heads
+    num_key_value_heads: int | None = Field(None, gt=0)  # null: as many as attention heads
+    head_dim: int | None = Field(None, gt=0)  # null: hidden_size / num_attention_heads
+    intermediate_size: int = Field(768, gt=0)  # width inside the SwiGLU feed-forward, which has three matrices
+    max_position_embeddings: int = Field(2048, gt=0)  # the longest sequence that the model is meant for, in tokens
+    tie_word_embeddings: bool = False  # one matrix for the embedding and the output head
+    rms_norm_eps: float = Field(1e-5, gt=0)  # added to the mean square in RMSNorm
+    hidden_dropout: float = Field(0.0, ge=0, lt=1)  # on the embedding and on what each block adds to the residual stream
+    attention_dropout: float = Field(0.0, ge=0, lt=1)  # on attention weights
+    rope: RopeConfig = RopeConfig()
+    init: InitConfig = InitConfig()
+
+    @field_validator("vocab_size")
+    @classmethod
+    def _vocab(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 2:
+            raise ValueError("at least 2, or auto")
+        return value
+
+    @model_validator(mode="after")
+    def _shapes(self) -> ModelConfig:
+        faults, heads, kv = [], self.num_attention_heads, self.kv_heads
+        if self.head_dim is None and self.hidden_size % heads:
+            fix = f"use {nearest_divisors(self.hidden_size, heads)} heads, or set head_dim"
+            faults.append(Fault("num_attention_heads", heads, f"a divisor of hidden_size ({self.hidden_size})", fix))
+        elif self.head_size % 2:
+            fix = "choose num_attention_heads or head_dim so that it is even"
+            faults.append(Fault("head_dim", self.head_size, "an even number, for rotary pairs", fix))
+        if heads % kv:
+            fix = f"use {nearest_divisors(heads, kv)}"
+            faults.append(Fault("num_key_value_heads", kv, f"a divisor of num_attention_heads ({heads})", fix))
+        if faults:
+            raise section_faults(faults)
+        return self
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def vocabulary(self) -> int:
+        """The vocabulary size as a number; a bug of ours where `auto` was not filled in yet."""
+        assert isinstance(self.vocab_size, int), "vocab_size: auto was not resolved"
+        return self.vocab_size
+
+
+def nearest_divisors(number: int, wanted: int) -> str:
+    """The divisors of number next to wanted, for an error's remedy: "4 or 8"."""
+    divisors = [size for size in range(1, number + 1) if number % size == 0]
+    below = max((size for size in divisors if size <= wanted), default=None)
+    above = min((size for size in divisors if size >= wanted), default=None)
+    return " or ".join(str(size) for size in dict.fromkeys((below, above)) if size is not None)
