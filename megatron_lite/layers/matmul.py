@@ -26,9 +26,9 @@ def times_transposed(a: Tensor, b: Tensor) -> Tensor:
     return _product(a, b) if _serves(a, b) else F.linear(a, b)
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight^T: [..., K], [N, K] -> [..., N]."""
-    return _Linear.apply(x, weight) if _serves(x, weight) else F.linear(x, weight)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight^T + bias: [..., K], [N, K], [N] -> [..., N]."""
+    return _Linear.apply(x, weight, bias) if _serves(x, weight) else F.linear(x, weight, bias)
 
 
 def _serves(a: Tensor, b: Tensor) -> bool:
@@ -60,15 +60,16 @@ def _dense(x: Tensor) -> Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _product(x, weight)
+        out = _product(x, weight)
+        return out if bias is None else out.add_(bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # type: ignore[override]
         x, weight = ctx.saved_tensors
         of_x = times_transposed(gradient, weight.t()) if ctx.needs_input_grad[0] else None
         of_weight = None
         if ctx.needs_input_grad[1]:
             of_weight = times_transposed(gradient.flatten(0, -2).t(), x.flatten(0, -2).t())
-        return of_x, of_weight
+        return of_x, of_weight, gradient.flatten(0, -2).sum(dim=0) if ctx.needs_input_grad[2] else None

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megatron_lite.layers.linear import parameter_of
-from megatron_lite.parallel.shard_spec import Piece, ShardSpec
+from megatron_lite.layers.linear import parameter_of, replicated_vector
 
 
 class RMSNorm(nn.Module):
@@ -18,7 +17,7 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, *, name: str, eps: float) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = parameter_of(ShardSpec((Piece(name, (size,), (0,), (size,)),), (size,), cut=False, gradient="partial_under_sp"))
+        self.weight = parameter_of(replicated_vector(name, size))
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu" and x.dtype != torch.float64 and not torch.compiler.is_compiling():

@@ -36,6 +36,7 @@ def distribution(name: str, config: ModelConfig) -> Distribution:
     residual = std / math.sqrt(2 * config.num_hidden_layers) if config.init.scaled_residual else std
     table = {
         "*norm.weight": Distribution(constant=1.0),
+        "*.bias": Distribution(constant=0.0),
         "*.attention.o.weight": Distribution(std=residual),  # what adds to the residual stream, as GPT-2 scales it
         "*.mlp.down.weight": Distribution(std=residual),
         "*.weight": Distribution(std=std),
