@@ -44,8 +44,20 @@ class KVCache:
             whole[:, :, self.length - self._new : self.length] = kept
         return stored[0][:, :, : self.length], stored[1][:, :, : self.length]
 
-    def keep(self, rows: Tensor) -> None:
-        """Keep only these rows, in this order."""
+    def reorder(self, rows: Tensor) -> None:
+        """Row n becomes what row rows[n] was, int64 [B']: fewer rows, more, some of them several times."""
         if self._positions is not None:
             self._positions = self._positions[rows]
-        self._layers = {layer: (keys[rows], values[rows]) for layer, (keys, values) in self._layers.items()}
+        for layer, stored in self._layers.items():
+            self._layers[layer] = (self._reordered(stored[0], rows), self._reordered(stored[1], rows))
+
+    def _reordered(self, whole: Tensor, rows: Tensor) -> Tensor:
+        """Only what is stored is copied, and in place only of the rows that change."""
+        if len(rows) != len(whole):
+            target = whole.new_empty(len(rows), *whole.shape[1:])
+            target[:, :, : self.length] = whole[:, :, : self.length][rows]
+            return target
+        changed = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
+        if len(changed):
+            whole[changed, :, : self.length] = whole[rows[changed], :, : self.length]
+        return whole

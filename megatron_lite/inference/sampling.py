@@ -1,22 +1,22 @@
-"""From logits to tokens: pure functions of logits, options and a number in [0, 1).
+"""From logits to tokens: pure functions of logits, options, what was said before, and a number in [0, 1).
 
-Order: temperature, then the top k, then the nucleus of what is left renormalised (Holtzman et al. 2020).
+Order: penalties, temperature, the top k, the nucleus of what is left renormalised, min-p; as `transformers` has it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from data_pipeline.errors import ConfigError, Fault, NonFiniteError
+from megatron_lite.inference import logits as rules
 
 GREEDY_BELOW = 1e-6  # of the temperature: no fp32 logits differ by less and matter
-NUCLEUS_SLACK = 1e-6  # of the mass: fp32 probabilities that add up to top_p exactly come out just below or above
 
 
 @dataclass(frozen=True)
@@ -26,39 +26,77 @@ class SamplingOptions:
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # the most probable k; 0: all
     top_p: float = 1.0  # the fewest most probable that have this mass together; 1: all; at least one stays
+    min_p: float = 0.0  # those that are at least this times as probable as the most probable; 0: all
+    repetition_penalty: float = 1.0  # above 1: less of what stands in prompt or answer; 1: off
+    presence_penalty: float = 0.0  # off the logits of what stands in the answer; 0: off
+    frequency_penalty: float = 0.0  # off the logits for each time that it stands in the answer; 0: off
     seed: int = 0
 
     def __post_init__(self) -> None:
-        faults = []
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            faults.append(Fault("temperature", self.temperature, "a number from 0 (greedy)"))
-        if self.top_k < 0:
-            faults.append(Fault("top_k", self.top_k, "a count from 1, or 0 for no limit"))
-        if not 0 <= self.top_p <= 1:
-            faults.append(Fault("top_p", self.top_p, "a probability from 0 to 1"))
-        if faults:
+        known: dict[str, tuple[bool, str]] = {
+            "temperature": (math.isfinite(self.temperature) and self.temperature >= 0, "a number from 0 (greedy)"),
+            "top_k": (self.top_k >= 0, "a count from 1, or 0 for no limit"),
+            "top_p": (0 <= self.top_p <= 1, "a probability from 0 to 1"),
+            "min_p": (0 <= self.min_p <= 1, "a share from 0 to 1"),
+            "repetition_penalty": (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0, "a number above 0; 1 is none"),
+            "presence_penalty": (math.isfinite(self.presence_penalty), "a number; 0 is none"),
+            "frequency_penalty": (math.isfinite(self.frequency_penalty), "a number; 0 is none"),
+        }
+        if faults := [Fault(name, getattr(self, name), want) for name, (good, want) in known.items() if not good]:
             raise ConfigError(faults)
 
     @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
 
+    @property
+    def remembers(self) -> bool:
+        """Whether what was said before matters."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
-def probabilities(logits: Tensor, options: Sequence[SamplingOptions]) -> Tensor:
-    """float64 [B, V]: each row's distribution after its own temperature, top k and nucleus; greedy rows have one 1.
+
+@dataclass(frozen=True)
+class History:
+    """What each row said: prompts and answers count for the repetition penalty, answers alone for presence and frequency.
+
+    Neither the begin token nor padding is part of it: that the end-of-document id stood before the prompt makes an end no
+    less likely.
+    """
+
+    prompts: Tensor  # bool [B, V]
+    answers: Tensor  # int32 [B, V], how often
+
+    @classmethod
+    def of(cls, prompts: Sequence[Sequence[int]], vocabulary: int, device: torch.device | str = "cpu") -> History:
+        seen = torch.zeros(len(prompts), vocabulary, dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            seen[row, torch.tensor(prompt, dtype=torch.int64)] = True
+        return cls(seen.to(device), torch.zeros(len(prompts), vocabulary, dtype=torch.int32, device=device))
+
+    def add(self, tokens: Tensor) -> None:
+        """One more token of each answer, int64 [B]."""
+        self.answers[torch.arange(len(tokens), device=tokens.device), tokens] += 1
+
+    def keep(self, rows: Tensor) -> History:
+        return History(self.prompts[rows], self.answers[rows])
+
+
+def probabilities(logits: Tensor, options: Sequence[SamplingOptions], history: History | None = None) -> Tensor:
+    """float64 [B, V]: each row's distribution after its own penalties, temperature and filters; greedy rows have one 1.
 
     Ties go to the lower id. Raises NonFiniteError where a row has NaN or nothing finite.
     """
-    ids, likely = _candidates(logits, options)
+    ids, likely = _candidates(logits, options, history)
     return likely.new_zeros(logits.shape).scatter_(-1, ids, likely)
 
 
-def choose(logits: Tensor, options: Sequence[SamplingOptions], draws: Tensor) -> Tensor:
-    """int64 [B]: the token whose part of the cumulative distribution holds the row's draw, float64 [B] in [0, 1)."""
+def choose(logits: Tensor, options: Sequence[SamplingOptions], draws: Tensor, history: History | None = None) -> Tensor:
+    """int64 [B]: the token whose part of the cumulative distribution, in the order of ids, holds the row's draw, float64 [B]
+    in [0, 1)."""
     if all(each.greedy for each in options):
         require_usable(logits)
-        return logits.argmax(dim=-1)
-    ids, likely = _candidates(logits, options)
+        return _penalised(logits, options, history).argmax(dim=-1)
+    ids, likely = _candidates(logits, options, history)
     cumulative = likely.cumsum(dim=-1)
     total = cumulative[:, -1:]  # 1 only up to rounding
     wanted = torch.minimum(draws.to(cumulative)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -66,40 +104,41 @@ def choose(logits: Tensor, options: Sequence[SamplingOptions], draws: Tensor) ->
     return ids.gather(-1, place).squeeze(-1)
 
 
-def _candidates(logits: Tensor, options: Sequence[SamplingOptions]) -> tuple[Tensor, Tensor]:
-    """(ids int64 [B, C], probabilities float64 [B, C]) of all tokens that may be chosen, perhaps with some of probability 0."""
+def _candidates(logits: Tensor, options: Sequence[SamplingOptions], history: History | None) -> tuple[Tensor, Tensor]:
+    """(ids int64 [B, C] ascending, probabilities float64 [B, C]) of all tokens that may be chosen, and perhaps of some that
+    have probability 0."""
     require_usable(logits)
-    vocabulary = logits.shape[-1]
-
-    def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=logits.device)[:, None]
-
-    temperature = column([1.0 if each.greedy else each.temperature for each in options], torch.float64)
+    vocabulary, column = logits.shape[-1], _columns(options, logits.device)
+    left = _penalised(logits, options, history)
     limits = [1 if each.greedy else min(each.top_k or vocabulary, vocabulary) for each in options]
-    if min(limits) == vocabulary and all(each.top_p >= 1 for each in options):
-        ids = torch.arange(vocabulary, device=logits.device).expand_as(logits)
-        return ids, ((logits - logits.amax(dim=-1, keepdim=True)).double() / temperature).softmax(dim=-1)
-    values, ids = _ranked(logits, max(limits))
-    rank = torch.arange(values.shape[-1], device=logits.device)[None]
-    scaled = ((values - values[:, :1]).double() / temperature).masked_fill(rank >= column(limits, torch.int64), float("-inf"))
-    likely = scaled.softmax(dim=-1)
-    top_p = column([2.0 if each.top_p >= 1 else each.top_p for each in options], torch.float64)
-    before = likely.cumsum(dim=-1) - likely  # the mass of those that are more probable
-    likely = likely.masked_fill((before >= top_p - NUCLEUS_SLACK) & (rank > 0), 0.0)
-    return ids, likely / likely.sum(dim=-1, keepdim=True)
+    ids = torch.arange(vocabulary, device=logits.device).expand_as(logits)
+    if 4 * max(limits) < vocabulary:  # rows are short from here on
+        ids = rules.ranked(left, max(limits))[1].sort(dim=-1).values
+        left = left.gather(-1, ids)
+    left = rules.with_temperature(left, column(lambda each: 1.0 if each.greedy else each.temperature))
+    if min(limits) < vocabulary:
+        left = rules.top_k(left, torch.tensor(limits, device=logits.device)[:, None])
+    if any(each.top_p < 1 for each in options):
+        left = rules.top_p(left, column(lambda each: each.top_p))
+    if any(each.min_p > 0 for each in options):
+        left = rules.min_p(left, column(lambda each: each.min_p))
+    return ids, left.softmax(dim=-1)
 
 
-def _ranked(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(logits, ids) of at least the `count` largest of each row, largest first, equal ones by id."""
-    if 4 * count < logits.shape[-1]:
-        least = logits.topk(count).values[:, -1:]
-        count = int((logits >= least).sum(dim=-1).max())  # with all that equal the last
-    if 4 * count >= logits.shape[-1]:
-        values, ids = logits.sort(dim=-1, descending=True, stable=True)
-        return values, ids
-    ids = logits.topk(count).indices.sort(dim=-1).values
-    values, order = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
-    return values, ids.gather(-1, order)
+def _penalised(logits: Tensor, options: Sequence[SamplingOptions], history: History | None) -> Tensor:
+    if not any(each.remembers for each in options):
+        return logits
+    assert history is not None, "a penalty needs what was said before"
+    column = _columns(options, logits.device, logits.dtype)
+    logits = rules.repetition_penalty(logits, history.prompts | (history.answers > 0), column(lambda each: each.repetition_penalty))
+    logits = rules.presence_penalty(logits, history.answers, column(lambda each: each.presence_penalty))
+    return rules.frequency_penalty(logits, history.answers, column(lambda each: each.frequency_penalty))
+
+
+def _columns(
+    options: Sequence[SamplingOptions], device: torch.device, dtype: torch.dtype = torch.float64
+) -> Callable[[Callable[[SamplingOptions], float]], Tensor]:
+    return lambda number: torch.tensor([number(each) for each in options], dtype=dtype, device=device)[:, None]
 
 
 def draw(seed: int, place: int) -> float:

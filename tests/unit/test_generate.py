@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import ConfigError
-from megatron_lite.inference import generate as generating
+from megatron_lite.inference import rows as reading
 from megatron_lite.inference.generate import generate
 from megatron_lite.inference.kv_cache import KVCache
+from megatron_lite.inference.rows import last_logits
 from megatron_lite.inference.sampling import SamplingOptions
 from megatron_lite.layers.kernels import AttentionMask, attention
 from megatron_lite.model_config import ModelConfig
@@ -97,9 +98,9 @@ def test_nan_in_padding_and_free_room(model: Decoder) -> None:
     outputs = []
     with torch.no_grad():
         for store in (KVCache(8), Poisoned(8)):
-            logits = generating._last_logits(model, ids, positions, store)
+            logits = last_logits(model, ids, positions, store)
             for step in range(3):
-                logits = generating._last_logits(model, logits.argmax(-1, keepdim=True), positions[:, -1:] + 1 + step, store)
+                logits = last_logits(model, logits.argmax(-1, keepdim=True), positions[:, -1:] + 1 + step, store)
             outputs.append(logits)
     assert torch.isfinite(outputs[1]).all() and torch.equal(*outputs)
 
@@ -120,7 +121,7 @@ def test_long_prompts_in_parts(model: Decoder, monkeypatch: pytest.MonkeyPatch) 
     prompts = [_prompt(30), _prompt(2), _prompt(13)]
     want = generate(model, prompts, max_new_tokens=5, sampling=GREEDY)
     for size in (1, 4, 7):
-        monkeypatch.setattr(generating, "PREFILL_TOKENS", size)
+        monkeypatch.setattr(reading, "PREFILL_TOKENS", size)
         assert generate(model, prompts, max_new_tokens=5, sampling=GREEDY) == want
 
 
@@ -183,3 +184,45 @@ def test_bf16(model: Decoder) -> None:
     """A model in bf16 decodes: its cache has its dtype, its logits are fp32."""
     half = build_model(tiny(), ProcessGroups.single(), seed=3, dtype=torch.bfloat16)
     assert len(generate(half, [_prompt(3), _prompt(8)], max_new_tokens=5)[0].tokens) == 5
+
+
+def test_penalties_do_not_see_padding() -> None:
+    """B135: with a repetition penalty, an end-of-document id that also begins each text and stands for padding, a short row ends
+    as soon in a batch as alone: neither padding nor the begin token is part of what was said."""
+    model = build_model(tiny(), ProcessGroups.single(), seed=3)
+    for end in range(0, VOCABULARY, 12):
+        known = {"max_new_tokens": 10, "begin_id": end, "stop_ids": [end]}
+        options = SamplingOptions(temperature=0, repetition_penalty=1.5, frequency_penalty=0.3)
+        prompts = [_prompt(2), _prompt(14), _prompt(5)]
+        together = generate(model, prompts, sampling=options, **known)  # type: ignore[arg-type]
+        for prompt, answer in zip(prompts, together):
+            assert answer == generate(model, [prompt], sampling=options, **known)[0]  # type: ignore[arg-type]
+            assert answer.tokens == _by_hand(model, [end, *prompt], options, end)
+
+
+def _by_hand(model: Decoder, text: list[int], options: SamplingOptions, end: int) -> list[int]:
+    """Greedy with both penalties, from full forwards and the formulas."""
+    said: list[int] = []
+    while len(said) < 10:
+        with torch.no_grad():
+            logits = model.logits(_batch(torch.tensor([text + said])))[0, -1]
+        for token in {*text[1:], *said}:
+            logits[token] = logits[token] / 1.5 if logits[token] > 0 else logits[token] * 1.5
+        for token in said:
+            logits[token] -= options.frequency_penalty
+        token = int(logits.argmax())
+        if token == end:
+            break
+        said.append(token)
+    return said
+
+
+def test_logprobs_are_the_models(model: Decoder) -> None:
+    """Log-probabilities of what was drawn are those of a full forward, before temperature, filters and penalties."""
+    prompts = [_prompt(3), _prompt(9)]
+    options = SamplingOptions(temperature=0.7, top_k=9, presence_penalty=0.5, seed=1)
+    for prompt, answer in zip(prompts, generate(model, prompts, max_new_tokens=7, sampling=options, logprobs=True)):
+        with torch.no_grad():
+            known = model.logits(_batch(torch.tensor([prompt + answer.tokens])))[0].double().log_softmax(-1)
+        want = [float(known[len(prompt) - 1 + place, token]) for place, token in enumerate(answer.tokens)]
+        assert answer.logprobs == pytest.approx(want, abs=1e-5)

@@ -94,6 +94,12 @@ def test_a_few_of_many() -> None:
         ("top_p", -0.1),
         ("top_p", 1.5),
         ("top_p", math.nan),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.inf),
+        ("presence_penalty", math.nan),
+        ("frequency_penalty", math.inf),
     ],
 )
 def test_bad_values_are_refused(field: str, value: float) -> None:
