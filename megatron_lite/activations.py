@@ -38,6 +38,11 @@ class RankShape:
         return self.on_cpu and self.model.attention_dropout == 0 and scores >= LEAST_TILE_SCORES
 
     @property
+    def rotated(self) -> bool:
+        """Whether queries and keys are copies, turned by their positions."""
+        return self.model.position.type == "rope"
+
+    @property
     def heads(self) -> int:
         return self.model.num_attention_heads // self.tp
 
@@ -79,13 +84,13 @@ def saved_by_core(shape: RankShape) -> dict[str, int]:
     item, head, heads, kv = shape.itemsize, shape.model.head_size, shape.heads, shape.kv_heads
     if shape.tiled:
         return {
-            "rotated q and k": shape.tokens * item * (heads + kv) * head,
+            "rotated q and k": shape.tokens * item * (heads + kv) * head if shape.rotated else 0,
             "k and v without gaps": shape.tokens * item * 2 * kv * head,
         }
     if shape.model.attention_dropout == 0:
         return {
             "outputs by document": shape.tokens * item * heads * head if shape.pieces else 0,
-            "rotated q and k": shape.tokens * item * (heads + kv) * head,
+            "rotated q and k": shape.tokens * item * (heads + kv) * head if shape.rotated else 0,
             "log-sum-exp": shape.tokens * FP32 * heads,
         }
     pairs = shape.tokens * shape.sequence_length * heads  # written out in fp32, keys and values repeated for their queries
@@ -115,11 +120,11 @@ def saved_by_layer(shape: RankShape, checkpointing: str) -> dict[str, int]:
         return {"layer's input": tokens // shape.split * item * size}
     norms = {f"{which} {name}": count for which in ("attention", "mlp") for name, count in saved_by_norm(shape).items()}
     core = saved_by_core(shape) if checkpointing == "none" else {}
-    copied = checkpointing == "none" and (shape.tiled or shape.model.attention_dropout > 0)
+    copied = checkpointing == "none" and ((shape.tiled and shape.rotated) or shape.model.attention_dropout > 0)
     saved = {
         **norms,
         **core,
-        "qkv": 0 if copied else tokens * item * (shape.heads + 2 * shape.kv_heads) * head,  # v is a view of it
+        "qkv": 0 if copied else tokens * item * (shape.heads + 2 * shape.kv_heads) * head,  # what is not turned is a view of it
         "attention's output": tokens * item * shape.heads * head,
         "gate and up": tokens * item * 2 * shape.feed_forward,
         "silu(gate)": tokens * item * shape.feed_forward,
@@ -139,7 +144,8 @@ def saved_outside_layers(shape: RankShape) -> dict[str, int]:
     del norm["norm's output"]
     saved = {
         "token ids": tokens * 8,
-        "rotation": tokens * FP32 * shape.model.head_size,
+        "rotation": tokens * FP32 * shape.model.rope.rotated_size(shape.model.head_size) if shape.rotated else 0,
+        "positions": tokens // shape.split * 8 if shape.model.position.type == "learned" else 0,
         **{f"final {name}": count for name, count in norm.items()},
     }
     if shape.model.hidden_dropout > 0:

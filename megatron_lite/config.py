@@ -85,7 +85,7 @@ class OptimizerConfig(Section):
     betas: tuple[float, float] = (0.9, 0.95)  # decay of the two moments
     eps: float = Field(1e-8, gt=0)  # added to the root of the second moment
     weight_decay: float = Field(0.1, ge=0)  # decoupled, times the learning rate
-    decay_embeddings: bool = True  # false: no decay on the embedding and the head
+    decay_embeddings: bool = True  # false: no decay on the embedding, learned positions and the head
     max_grad_norm: float | None = Field(1.0, ge=0)  # global L2 norm; 0 or null: no clipping
 
     @field_validator("betas", mode="before")

@@ -11,12 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.errors import Fault
 from data_pipeline.schema import Section, section_faults
-
-
-class RopeConfig(Section):
-    """Rotary position embedding (Su et al. 2021): angle of pair i at position p is p * theta^(-2i/head_dim), in fp32."""
-
-    theta: float = Field(10000.0, gt=0)  # the base; larger: slower rotations, for longer sequences
+from megatron_lite.attention_config import PositionConfig, RopeConfig, position_faults
 
 
 class InitConfig(Section):
@@ -42,6 +37,7 @@ class ModelConfig(Section):
     rms_norm_eps: float = Field(1e-5, gt=0)  # added to the mean square in RMSNorm
     hidden_dropout: float = Field(0.0, ge=0, lt=1)  # on the embedding and on what each block adds to the residual stream
     attention_dropout: float = Field(0.0, ge=0, lt=1)  # on attention weights
+    position: PositionConfig = PositionConfig()
     rope: RopeConfig = RopeConfig()
     init: InitConfig = InitConfig()
 
@@ -58,9 +54,8 @@ class ModelConfig(Section):
         if self.head_dim is None and self.hidden_size % heads:
             fix = f"use {nearest_divisors(self.hidden_size, heads)} heads, or set head_dim"
             faults.append(Fault("num_attention_heads", heads, f"a divisor of hidden_size ({self.hidden_size})", fix))
-        elif self.head_size % 2:
-            fix = "choose num_attention_heads or head_dim so that it is even"
-            faults.append(Fault("head_dim", self.head_size, "an even number, for rotary pairs", fix))
+        else:
+            faults += position_faults(self.position, self.rope, head_size=self.head_size, hidden_size=self.hidden_size)
         if heads % kv:
             fix = f"use {nearest_divisors(heads, kv)}"
             faults.append(Fault("num_key_value_heads", kv, f"a divisor of num_attention_heads ({heads})", fix))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from megatron_lite.attention_sizes import replicated_extras
 from megatron_lite.model_config import ModelConfig
 
 LEAST_TILE_SCORES = 1 << 17  # a smaller tile of CPU attention costs more in calls than it saves
@@ -11,7 +12,7 @@ def num_parameters(config: ModelConfig) -> int:
     """Elements of all logical tensors; a tied head counts once, padding not at all."""
     norms = (2 * config.num_hidden_layers + 1) * config.hidden_size
     embedding = config.vocabulary * config.hidden_size
-    return num_matrix_parameters(config) + norms + (0 if config.tie_word_embeddings else embedding)
+    return num_matrix_parameters(config) + norms + (0 if config.tie_word_embeddings else embedding) + replicated_extras(config)
 
 
 def num_matrix_parameters(config: ModelConfig) -> int:
@@ -33,14 +34,17 @@ def num_local_parameters(config: ModelConfig, tp: int) -> int:
     vocabularies = (1 if config.tie_word_embeddings else 2) * vocabulary_rows(config.vocabulary, tp) * size
     layers = num_matrix_parameters(config) - config.vocabulary * size
     assert layers % tp == 0, (layers, tp)
-    return layers // tp + norms + vocabularies
+    return layers // tp + norms + vocabularies + replicated_extras(config)
 
 
 def largest_local_parameter(config: ModelConfig, tp: int) -> int:
     """Elements of the largest parameter of a rank."""
     size, heads = config.hidden_size, config.num_attention_heads + 2 * config.kv_heads
     return max(
-        vocabulary_rows(config.vocabulary, tp) * size, 2 * config.intermediate_size // tp * size, heads * config.head_size // tp * size
+        vocabulary_rows(config.vocabulary, tp) * size,
+        2 * config.intermediate_size // tp * size,
+        heads * config.head_size // tp * size,
+        config.max_position_embeddings * size if config.position.type == "learned" else 0,
     )
 
 

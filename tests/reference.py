@@ -16,8 +16,11 @@ from torch import Tensor
 
 from megatron_lite.config import OptimizerConfig
 from megatron_lite.model_config import ModelConfig
+from tests import reference_attention
+from tests.reference_attention import wide as _wide
 
 Weights = dict[str, Tensor]
+EMBEDDINGS = ("embedding.weight", "position_embedding.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True)
@@ -74,23 +77,9 @@ def dropout_factor(probability: float, step: Step, sample: int, site: str, rows:
 # ------------------------------------------------------------------------------------------------------------ model
 
 
-def _wide(x: Tensor, *, like: Tensor | None = None) -> Tensor:
-    """In fp32, or in float64 where `like` (x itself) is."""
-    return x.to(torch.promote_types((x if like is None else like).dtype, torch.float32))
-
-
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = _wide(x)
     return (wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()).to(x.dtype) * weight
-
-
-def _rotated(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """x [S, heads, E]; element i is the real and i + E/2 the imaginary part of pair i."""
-    half = x.shape[-1] // 2
-    frequencies = torch.tensor([theta ** (-2 * i / x.shape[-1]) for i in range(half)], dtype=torch.float64)
-    angles = _wide(positions[:, None].double() * frequencies, like=x)[:, None, :]
-    turned = torch.complex(_wide(x[..., :half]), _wide(x[..., half:])) * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat([turned.real, turned.imag], -1).to(x.dtype)
 
 
 def row_logits(weights: Weights, config: ModelConfig, row: Row, *, document_mask: bool = True, step: Step | None = None) -> Tensor:
@@ -107,26 +96,16 @@ def row_logits(weights: Weights, config: ModelConfig, row: Row, *, document_mask
             return x
         return (x * dropout_factor(config.hidden_dropout, step, row.sample, site, [length], x.shape[-1])).to(x.dtype)
 
-    x = dropped(weights["embedding.weight"][torch.as_tensor(row.inputs).long()], "embedding")
+    x = weights["embedding.weight"][torch.as_tensor(row.inputs).long()]
+    x = dropped(x + reference_attention.position_embedding(weights, config, positions).to(x.dtype), "embedding")
     for layer in range(config.num_hidden_layers):
         w = {name.removeprefix(f"layers.{layer}."): tensor for name, tensor in weights.items() if name.startswith(f"layers.{layer}.")}
         h = _rms_norm(x, w["attention_norm.weight"], eps)
-        q = _rotated((h @ w["attention.q.weight"].T).view(length, -1, config.head_size), positions, config.rope.theta)
-        k = _rotated((h @ w["attention.k.weight"].T).view(length, -1, config.head_size), positions, config.rope.theta)
-        v = (h @ w["attention.v.weight"].T).view(length, -1, config.head_size)
         factor = None
         if step is not None and config.attention_dropout > 0:
             site = f"layers.{layer} probabilities"
-            factor = dropout_factor(config.attention_dropout, step, row.sample, site, [q.shape[1], length], length)
-        heads = []
-        for head in range(q.shape[1]):
-            source = head // (q.shape[1] // k.shape[1])
-            scores = _wide(q[:, head]) @ _wide(k[:, source]).T / math.sqrt(config.head_size)
-            probabilities = scores.masked_fill(~visible, float("-inf")).softmax(-1)
-            if factor is not None:
-                probabilities = probabilities * factor[head]
-            heads.append((probabilities @ _wide(v[:, source])).to(x.dtype))
-        x = x + dropped(torch.cat(heads, -1) @ w["attention.o.weight"].T, f"layers.{layer} attention")
+            factor = dropout_factor(config.attention_dropout, step, row.sample, site, [config.num_attention_heads, length], length)
+        x = x + dropped(reference_attention.attention(w, config, h, positions, visible, factor), f"layers.{layer} attention")
         h = _rms_norm(x, w["mlp_norm.weight"], eps)
         gate = h @ w["mlp.gate.weight"].T
         expanded = gate * torch.sigmoid(gate) * (h @ w["mlp.up.weight"].T)
@@ -197,7 +176,7 @@ def train(
         beta1, beta2 = optimizer.betas
         for name, master in masters.items():
             gradient = gradients[name] * clip
-            decays = master.dim() > 1 and (optimizer.decay_embeddings or name not in ("embedding.weight", "lm_head.weight"))
+            decays = master.dim() > 1 and (optimizer.decay_embeddings or name not in EMBEDDINGS)
             master *= 1 - lr * (optimizer.weight_decay if decays else 0.0)
             first[name] = beta1 * first[name] + (1 - beta1) * gradient
             second[name] = beta2 * second[name] + (1 - beta2) * gradient.square()

@@ -19,6 +19,7 @@ import numpy as np
 
 from data_pipeline.errors import CheckpointError
 from megatron_lite.checkpoint.slices import Block
+from megatron_lite.model_config import ModelConfig
 
 FORMAT = "megatron-lite checkpoint"
 FORMAT_VERSION = 1
@@ -46,9 +47,11 @@ class RunState:
     optimizer: dict[str, float] = field(default_factory=dict)  # scalars, such as the number of updates
 
     def identity(self) -> dict[str, Any]:
-        """What may not change within a run."""
-        names = ("model", "tokenizer_hash", "data_identity", "seed", "sequence_length")
-        return {name: _plain(getattr(self, name)) for name in names}
+        """What may not change within a run. Keys of the model that came after the checkpoint was written have the defaults that
+        are what was done before."""
+        names = ("tokenizer_hash", "data_identity", "seed", "sequence_length")
+        model = _over(ModelConfig().model_dump(mode="json"), _plain(self.model))
+        return {"model": model, **{name: _plain(getattr(self, name)) for name in names}}
 
 
 @dataclass(frozen=True)
@@ -203,3 +206,9 @@ def hash_line(data: bytes) -> bytes:
 def _plain(value: Any) -> Any:
     """As it reads back from JSON: tuples are lists, keys are strings."""
     return json.loads(json.dumps(value))
+
+
+def _over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the values in the place of its own, mapping by mapping."""
+    both = {key: _over(old, values[key]) for key, old in base.items() if isinstance(old, dict) and isinstance(values.get(key), dict)}
+    return {**base, **values, **both}

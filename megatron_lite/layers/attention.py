@@ -68,8 +68,10 @@ class Attention(nn.Module):
         """[B, S, (H + 2K)/tp * E] -> [B, S, H/tp * E]."""
         heads = qkv.unflatten(-1, (-1, self.head_size))
         num_rotated = self.num_heads + self.num_kv_heads
-        rotated = rotate(heads[:, :, :num_rotated], context.rotation).transpose(1, 2)
-        q, k = rotated.split([self.num_heads, self.num_kv_heads], dim=1)
+        queries_keys = heads[:, :, :num_rotated]
+        if context.rotation is not None:
+            queries_keys = rotate(queries_keys, context.rotation)
+        q, k = queries_keys.transpose(1, 2).split([self.num_heads, self.num_kv_heads], dim=1)
         v = heads[:, :, num_rotated:].transpose(1, 2)
         if context.store is not None:
             k, v = context.store.extend(self.layer, k, v)

@@ -29,7 +29,7 @@ class KeyValueStore(Protocol):
 class ForwardContext:
     """Made once a forward, read by every layer."""
 
-    rotation: Rotation
+    rotation: Rotation | None  # None: queries and keys are not turned
     mask: AttentionMask
     split: bool  # activations outside the tp regions are split along S
     dropout: DropoutPlace | None = None  # of the hidden states: first_position is this rank's

@@ -16,10 +16,12 @@ from megatron_lite.layers.dropout import EMBEDDING, DropoutPlace, dropout
 from megatron_lite.layers.embedding import HeadOutput, LMHead, VocabEmbedding
 from megatron_lite.layers.kernels import AttentionMask
 from megatron_lite.layers.norms import RMSNorm
+from megatron_lite.layers.position_embedding import LearnedPositions, position_embedding
 from megatron_lite.layers.positions import rotation
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch
 from megatron_lite.models.block import Block
+from megatron_lite.parallel.collectives import own_block
 from megatron_lite.parallel.groups import ProcessGroups
 from megatron_lite.parallel.random import DropoutKey, sample_keys
 
@@ -36,6 +38,7 @@ class Decoder(nn.Module):
         self.config, self.groups, self.checkpointing, self.document_kernel = config, groups, checkpointing, document_kernel
         vocabulary, size = config.vocabulary, config.hidden_size
         self.embedding = VocabEmbedding(vocabulary, size, groups, name="embedding.weight")
+        self.position_embedding = position_embedding(config, name="position_embedding.weight")
         self.layers = nn.ModuleList(
             Block(config, groups, layer=layer, recompute_attention=checkpointing == "selective")
             for layer in range(config.num_hidden_layers)
@@ -65,6 +68,8 @@ class Decoder(nn.Module):
         """The last hidden states after the final norm, [B, S/tp, D] where split, else [B, S, D]."""
         context = self._context(batch, key, store=store, split=split)
         x = self.embedding(batch.inputs, split=split)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(self._positions(batch, store=store, split=split)).to(x.dtype)
         x = dropout(x, self.config.hidden_dropout, context.dropout, where=EMBEDDING)
         for layer in cast(Iterable[Block], self.layers):
             if self.checkpointing == "full" and torch.is_grad_enabled():
@@ -90,13 +95,20 @@ class Decoder(nn.Module):
         samples = sample_keys(key, batch.samples) if key is not None else None
         first = self.groups.tp.rank * (batch.length // self.groups.tp.size) if split else 0
         return ForwardContext(
-            rotation=rotation(batch.positions, self.config.head_size, self.config.rope),
+            rotation=rotation(batch.positions, self.config.head_size, self.config.rope) if self.config.position.type == "rope" else None,
             mask=mask,
             split=split,
             dropout=DropoutPlace(samples, first) if samples is not None else None,
             attention_dropout=DropoutPlace(samples) if samples is not None else None,
             store=store,
         )
+
+    def _positions(self, batch: Batch, *, store: KeyValueStore | None, split: bool) -> Tensor:
+        """Of the tokens that this rank embeds, [B, S/tp or S]."""
+        if isinstance(self.position_embedding, LearnedPositions):
+            cached = store is not None  # then a few tokens, anywhere; else counted in each document from 0
+            self.position_embedding.require(int(batch.positions.max()) + 1 if cached else batch.longest or batch.length)
+        return own_block(batch.positions, self.groups.tp, dim=1) if split else batch.positions
 
     def _document_mask(self, batch: Batch) -> AttentionMask:
         if batch.segments is None:

@@ -79,6 +79,10 @@ def planned_activations(
         ({"num_key_value_heads": 1}, 512),  # long enough for attention tile by tile
         ({"hidden_dropout": 0.1}, LENGTH),
         ({"attention_dropout": 0.1, "num_key_value_heads": 2}, LENGTH),
+        ({"position": {"type": "learned"}}, LENGTH),
+        ({"position": {"type": "none"}, "num_key_value_heads": 1}, 512),
+        ({"position": {"type": "sinusoidal"}, "attention_dropout": 0.1, "num_key_value_heads": 2}, LENGTH),
+        ({"rope": {"partial_rotary_factor": 0.25}, "num_key_value_heads": 1}, 512),
     ],
 )
 def test_activations_are_those_that_autograd_keeps(precision: Any, checkpointing: Any, extra: dict[str, Any], length: int) -> None:

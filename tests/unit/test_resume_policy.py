@@ -48,6 +48,17 @@ def test_the_identity_is_fixed(section: str, values: dict[str, Any], field: str)
     assert [fault.field for fault in caught.value.faults] == [field]
 
 
+def test_a_checkpoint_older_than_a_key_is_of_the_same_run() -> None:
+    """What a key's default does is what was done before there was the key."""
+    saved, wanted = state_of(config_of()), identity(config_of(), ROWS)
+    older = {key: value for key, value in saved.model.items() if key != "position"}
+    older["rope"] = {"theta": 10000.0}
+    require_same_run(replace(saved, model=older), wanted, folder="runs/x")
+    assert changed_meaning(replace(saved, model=older).identity(), wanted) == []
+    with pytest.raises(ConfigError, match=r"model\.position\.type: got 'none', wanted 'rope'"):
+        require_same_run(replace(saved, model=older), identity(config_of(model={"position": {"type": "none"}}), ROWS), folder="runs/x")
+
+
 def test_another_tokenizer_is_a_fault_and_other_tokens_are_other_data() -> None:
     with pytest.raises(ConfigError, match="tokenizer"):
         require_same_run(state_of(config_of()), identity(config_of(), {**ROWS, "tokenizer_hash": "u" * 64}), folder="runs/x")

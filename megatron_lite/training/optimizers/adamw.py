@@ -10,16 +10,16 @@ import torch
 from megatron_lite.config import OptimizerConfig
 from megatron_lite.parallel.shard_spec import ShardSpec, spec_of
 
-VOCABULARY = ("embedding.weight", "lm_head.weight")  # the matrices with a row for each token; tied, the first is both
+EMBEDDINGS = ("embedding.weight", "position_embedding.weight", "lm_head.weight")  # tied, the first is the last too
 STATES = ("exp_avg", "exp_avg_sq")
 
 
 def decays(name: str, spec: ShardSpec, config: OptimizerConfig) -> bool:
-    """Matrices decay; norm gains and biases never do; the embedding and the head as optimizer.decay_embeddings says.
+    """Matrices decay; norm gains and biases never do; embeddings and the head as optimizer.decay_embeddings says.
 
     Decided by the spec's shape: under ZeRO-3 the parameter itself has been flattened away.
     """
-    return len(spec.local_shape) >= 2 and (config.decay_embeddings or name not in VOCABULARY)
+    return len(spec.local_shape) >= 2 and (config.decay_embeddings or name not in EMBEDDINGS)
 
 
 def parameter_groups(named: Iterable[tuple[str, torch.nn.Parameter]], config: OptimizerConfig) -> list[dict[str, Any]]:

@@ -1,0 +1,32 @@
+"""Variations of the model that stand beside the default in tests of equality, cut over tp and not. See tests/reference.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron_lite.model_config import ModelConfig
+
+_TINY: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 16,
+    "init": {"std": 0.2},  # scores that differ, so that what is done with them shows
+}
+SCALED = {"factor": 4.0, "original_max_position_embeddings": 8}
+VARIATIONS: dict[str, dict[str, Any]] = {
+    "none": {"position": {"type": "none"}},
+    "sinusoidal": {"position": {"type": "sinusoidal"}},
+    "learned": {"position": {"type": "learned"}},
+    "linear": {"rope": {"scaling": {"type": "linear", "factor": 2.0}}},
+    "ntk": {"rope": {"scaling": {"type": "ntk", "factor": 4.0}}},
+    "yarn": {"rope": {"theta": 100.0, "scaling": {"type": "yarn", **SCALED}}},
+    "llama3": {"rope": {"partial_rotary_factor": 0.5, "scaling": {"type": "llama3", **SCALED}}},
+}
+
+
+def config_of(name: str, **changes: Any) -> ModelConfig:
+    return ModelConfig.model_validate({**_TINY, **VARIATIONS[name], **changes})
