@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from data_pipeline.errors import MegatronLiteError
-from launcher.commands import data
+from launcher.commands import data, text
 
 app = typer.Typer(
     help="From raw text to a pretrained language model: data, training, evaluation, text.",
@@ -82,35 +82,8 @@ def evaluate(run: Run, overrides: Overrides = None) -> None:
     evaluate_run(run, overrides or [])
 
 
-@app.command()
-def generate(
-    run: Run,
-    overrides: Overrides = None,
-    prompt: Annotated[Optional[list[str]], typer.Option("--prompt", "-p", help="Text to go on from; may be repeated.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1)] = 100,
-    temperature: Annotated[float, typer.Option(help="0: always the most probable token.")] = 0.8,
-    top_k: Annotated[int, typer.Option("--top-k", help="0: all.")] = 0,
-    top_p: Annotated[float, typer.Option("--top-p")] = 1.0,
-    seed: Annotated[int, typer.Option()] = 0,
-    json_lines: Annotated[bool, typer.Option("--json", help="One JSON object a prompt.")] = False,
-) -> None:
-    """Text from the newest checkpoint. Without --prompt, from the beginning of a document."""
-    from launcher.saved_config import read_config, run_of
-
-    read_config(run_of(run), overrides or [])
-    from launcher.commands.generate import generate_text
-
-    generate_text(
-        run,
-        overrides or [],
-        prompts=prompt or [""],
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        json_lines=json_lines,
-    )
+app.command()(text.generate)
+app.command()(text.score)
 
 
 @app.command()

@@ -20,8 +20,10 @@ from megatron_lite.checkpoint.load import load_into
 from megatron_lite.checkpoint.manifest import RunState
 from megatron_lite.checkpoint.slices import model_slices
 from megatron_lite.config import layout_faults
+from megatron_lite.inference.text import LanguageModel
 from megatron_lite.models.build import build_model
 from megatron_lite.models.decoder import Decoder
+from megatron_lite.notebook import SavedTokenizer, find_tokenizer
 from megatron_lite.parallel.groups import ProcessGroups
 
 
@@ -78,3 +80,14 @@ def dataset_of(config: RunConfig, state: RunState, checkpoint: Path) -> Dataset:
             f"{dataset.location} has another tokenizer than the one that {checkpoint} was trained with: give data.path=DIR of that data"
         )
     return dataset
+
+
+def with_tokenizer(run: FinishedRun, overrides: Sequence[str] = ()) -> LanguageModel:
+    """The run's model and the tokenizer that it was trained with: from the run folder, from its data, or from data.path=DIR. Raises
+    DataError."""
+    other_data = any(override.startswith("data.path=") for override in overrides)
+    saved = None if other_data else find_tokenizer(run.checkpoint, run.state.tokenizer_hash)
+    if saved is None:
+        dataset = dataset_of(run.config, run.state, run.checkpoint)
+        saved = SavedTokenizer(dataset.tokenizer_path, dataset.vocabulary.begin_id, (dataset.eod_id,))
+    return saved.with_model(run.model, step=run.state.step)

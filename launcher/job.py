@@ -219,6 +219,8 @@ class Job:
             recorder.say(f"the weights were trained with {key} {before!r}, this run has {after!r}: at first they compute something else")
             recorder.event("changed", key=key, old=before, new=after)
         folder.write_config(config.to_yaml())
+        first = self.datasets[0]
+        folder.keep_tokenizer(first.tokenizer_path, begin_id=first.vocabulary.begin_id, end_id=first.eod_id)
         if config.training.engine == "deepspeed":
             tree = deepspeed_config(config.training, config.optimizer, config.parallel, dp=self.groups.dp.size, overrides=config.deepspeed)
             write_json(folder.deepspeed, tree)

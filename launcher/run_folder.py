@@ -70,6 +70,12 @@ class RunFolder:
         """Whether a job is at the run now: it holds the lock on this host, or, on another, it touched the lock just now."""
         return self.lock.held_by_somebody() or (self.status().get("state") in LIVE_STATES and self.lock.touched_lately())
 
+    def keep_tokenizer(self, file: Path, *, begin_id: int, end_id: int) -> None:
+        """What text needs besides a checkpoint, as a Hugging Face folder has it: the run stays of use where its data is not."""
+        with atomic_write(self.path / "tokenizer.json") as copy:
+            copy.write(file.read_bytes())
+        write_json(self.path / "generation_config.json", {"bos_token_id": begin_id, "eos_token_id": end_id, "pad_token_id": end_id})
+
     def write_status(self, state: str, *, code: int | None = None, **more: Any) -> None:
         """Replace status.json; fields that are None stay as they were. Within an attempt the first end is the last word."""
         with self._writing:

@@ -74,7 +74,7 @@ def parse_size(text: str) -> int:
 
 def write_texts(folder: Path, tree: dict[str, Any], dataset: Dataset, model: ModelConfig, *, dtype: str) -> None:
     """config.json, generation_config.json and the tokenizer's files; its tokenizer.json is the dataset's, byte for byte."""
-    begin = dataset.eod_id if dataset.bos_id is None else dataset.bos_id
+    begin = dataset.vocabulary.begin_id
     ids = {"bos_token_id": begin, "eos_token_id": dataset.eod_id}
     name = DTYPES[dtype]
     write_json(folder / "config.json", {**tree, **ids, "dtype": name, "torch_dtype": name})  # transformers 5, transformers 4
@@ -114,6 +114,6 @@ def _begins_texts(dataset: Dataset) -> bool:
     """Whether the tokenizer puts the begin token before a text by itself, as transformers uses it."""
     from tokenizers import Tokenizer
 
-    begin = dataset.eod_id if dataset.bos_id is None else dataset.bos_id
+    begin = dataset.vocabulary.begin_id
     ids: list[int] = Tokenizer.from_file(str(dataset.tokenizer_path)).encode("").ids
     return ids[:1] == [begin]

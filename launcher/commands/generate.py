@@ -3,59 +3,128 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from data_pipeline.tokenizer.encode import Encoder
-from launcher.finished import dataset_of, open_run
+from launcher.finished import open_run, with_tokenizer
 from launcher.metrics import to_line
-from megatron_lite.inference.generate import generate
+from launcher.prompts import Record, in_batches, read_texts
+from megatron_lite.checkpoint.agree import broadcast_json
+from megatron_lite.inference.beam import BeamOptions
 from megatron_lite.inference.sampling import SamplingOptions
+from megatron_lite.inference.text import Answer, LanguageModel
+from megatron_lite.parallel.groups import ProcessGroups
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be made of each prompt, and how it is shown."""
+
+    max_tokens: int = 100
+    samples: int = 1
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    batch_size: int = 16  # answers at once
+    json_lines: bool = False
 
 
 def generate_text(
     path: Path,
     overrides: Sequence[str],
     *,
-    prompts: Sequence[str],
-    max_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int,
-    json_lines: bool = False,
+    records: Sequence[Record] | None,
+    asked: Asked,
+    sampling: Mapping[str, Any] | None,
+    beams: Mapping[str, Any] | None = None,
+    interactive: bool = False,
 ) -> None:
-    """Print each prompt and what follows it; one prompt's text appears as it is made. Prompt n is sampled with seed + n."""
-    options = SamplingOptions(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    """Print each record's prompt and what follows it, sampled, or searched for where `sampling` is None. Without records they come from
+    standard input. One prompt's only sample appears as it is made."""
+    options = SamplingOptions(**sampling) if sampling is not None else None
+    search = BeamOptions(**(beams or {})) if options is None else None
     run = open_run(path, overrides)
-    dataset = dataset_of(run.config, run.state, run.checkpoint)
-    encoder = Encoder.open(dataset.tokenizer_path)
-    speaks = run.groups.rank == 0
-    streamed = encoder.stream() if len(prompts) == 1 and not json_lines and speaks else None
-    if streamed is not None:
-        _put(prompts[0])
-    begin = dataset.eod_id if dataset.bos_id is None else dataset.bos_id
-    answers = generate(
-        run.model,
-        [encoder.encode(prompt).tolist() for prompt in prompts],
-        max_new_tokens=max_tokens,
-        sampling=[replace(options, seed=seed + number) for number in range(len(prompts))],
-        begin_id=begin,
-        stop_ids=[dataset.eod_id],
-        on_token=(lambda row, token: _put(streamed.feed(token))) if streamed is not None else None,
-    )
-    if streamed is not None:
-        _put(streamed.finish() + "\n")
-    elif speaks:
-        for prompt, answer in zip(prompts, answers):
-            text = encoder.decode(answer.tokens)
-            if json_lines:
-                _put(
-                    to_line({"prompt": prompt, "text": text, "tokens": len(answer.tokens), "finish": answer.finish, "step": run.state.step})
-                )
-            else:
-                _put(f"{prompt}{text}\n---\n")
+    model = with_tokenizer(run, overrides)
+    talk = _Talk(model, asked, options, search, speaks=run.groups.rank == 0, step=run.state.step)
+    if interactive:
+        for prompt in _typed(run.groups):
+            talk.answer([{"prompt": prompt}])
+            talk.seed_after(asked.samples)
+        return
+    if records is None:
+        records = broadcast_json(read_texts(Path("-"), field="prompt") if talk.speaks else None, run.groups.world)
+    assert records is not None
+    for batch in in_batches(records, max(1, asked.batch_size // asked.samples)):
+        talk.answer(batch, alone=len(records) == 1)
+        talk.seed_after(len(batch) * asked.samples)
+
+
+def _typed(groups: ProcessGroups) -> Iterator[str]:
+    """Prompts that are typed at the first rank, until there are no more."""
+    while True:
+        line = None
+        if groups.rank == 0:
+            _put("> " if sys.stdin.isatty() else "")
+            line = sys.stdin.readline() or None
+        line = broadcast_json(line, groups.world)
+        if line is None:
+            return
+        yield line.removesuffix("\n")
+
+
+@dataclass
+class _Talk:
+    """Answers, printed."""
+
+    model: LanguageModel
+    asked: Asked
+    options: SamplingOptions | None
+    search: BeamOptions | None
+    speaks: bool  # this rank prints
+    step: int
+
+    def seed_after(self, answers: int) -> None:
+        if self.options is not None:
+            self.options = replace(self.options, seed=self.options.seed + answers)
+
+    def answer(self, batch: Sequence[Record], *, alone: bool = True) -> None:
+        asked, prompts = self.asked, [record["prompt"] for record in batch]
+        streamed = alone and asked.samples == 1 and not asked.json_lines and self.options is not None and self.speaks
+        if streamed:
+            _put(prompts[0])
+        if self.options is not None:
+            found = self.model.answers(
+                prompts,
+                max_new_tokens=asked.max_tokens,
+                sampling=self.options,
+                stop=asked.stop,
+                n=asked.samples,
+                logprobs=asked.logprobs,
+                on_text=(lambda _, text: _put(text)) if streamed else None,
+            )
+        else:
+            found = self.model.best(prompts, max_new_tokens=asked.max_tokens, beams=self.search, stop=asked.stop)
+        if not self.speaks:
+            return
+        if streamed:
+            _put("\n")
+        for record, answers in zip(batch, found):
+            for number, each in enumerate(answers):
+                if asked.json_lines:
+                    _put(to_line(self._line(record, each, number)))
+                elif not streamed:
+                    _put(f"{each.prompt}{each.text}\n---\n")
+
+    def _line(self, record: Record, answer: Answer, number: int) -> dict[str, Any]:
+        line = {**record, "text": answer.text, "tokens": len(answer.tokens), "finish": answer.finish, "step": self.step}
+        if self.asked.samples > 1:
+            line["sample"] = number
+        line |= {key: value for key in ("seed", "score", "logprob") if (value := getattr(answer, key)) is not None}
+        if self.asked.logprobs:
+            texts = [self.model.tokenizer.decode([token]) for token in answer.tokens]
+            line["logprobs"] = [[text, logprob] for text, logprob in zip(texts, answer.logprobs)]
+        return line
 
 
 def _put(text: str) -> None:

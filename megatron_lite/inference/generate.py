@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,7 @@ from megatron_lite.inference.sampling import History, SamplingOptions, choose, d
 from megatron_lite.models.decoder import Decoder
 
 
-@dataclass(frozen=True)
+@dataclass
 class Generation:
     """What follows one prompt."""
 
@@ -28,7 +28,6 @@ class Generation:
 Heard = Callable[[int, int], bool | None]  # (row, token) as it comes; True: the row ends with it
 
 
-@torch.inference_mode()
 def generate(
     model: Decoder,
     prompts: Sequence[Sequence[int]],
@@ -47,24 +46,55 @@ def generate(
     token as it comes, says True, after max_new_tokens, or when prompt and answer fill max_position_embeddings: there is no
     sliding window. Raises ConfigError for prompts that are empty, too long or have ids outside the vocabulary.
     """
+    answers, steps = start_sampling(
+        model,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        begin_id=begin_id,
+        stop_ids=stop_ids,
+        on_token=on_token,
+        logprobs=logprobs,
+    )
+    for _ in steps:
+        pass
+    return answers
+
+
+@torch.inference_mode()
+def start_sampling(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    sampling: SamplingOptions | Sequence[SamplingOptions] | None = None,
+    begin_id: int | None = None,
+    stop_ids: Collection[int] = (),
+    on_token: Heard | None = None,
+    logprobs: bool = False,
+) -> tuple[list[Generation], Iterator[None]]:
+    """`generate` with a pause after each token: (answers, which grow; an iterator, each of whose steps gives every row one)."""
     options = list(sampling) if isinstance(sampling, Sequence) else [sampling or SamplingOptions()] * len(prompts)
     texts = _texts(model, prompts, begin_id, max_new_tokens, faults=_counts("sampling", options, prompts))
     if not texts or not max_new_tokens:
-        return [Generation() for _ in texts]
+        return [Generation() for _ in texts], iter(())
     rows = DecoderRows(model, texts, more=max_new_tokens)
     history = None
     if any(each.remembers for each in options):
         history = History.of(prompts, model.config.vocabulary, rows.logits.device)
     limits = _limits(model, texts, max_new_tokens)
-    return sample(
-        rows, rows.logits, limits=limits, options=options, history=history, stop_ids=stop_ids, on_token=on_token, logprobs=logprobs
+    answers = [Generation(finish=limit.finish) for limit in limits]
+    steps = sample(
+        rows, rows.logits, answers, limits=limits, options=options, history=history, stop_ids=stop_ids, on_token=on_token, logprobs=logprobs
     )
+    return answers, steps
 
 
 @torch.inference_mode()
 def sample(
     rows: DecodingRows,
     logits: Tensor,
+    answers: list[Generation],
     *,
     limits: Sequence[Limit],
     options: Sequence[SamplingOptions],
@@ -72,9 +102,9 @@ def sample(
     stop_ids: Collection[int] = (),
     on_token: Heard | None = None,
     logprobs: bool = False,
-) -> list[Generation]:
-    """Draw each row's tokens from the logits [B, V] that follow what it has read. `history` is needed where an option remembers."""
-    answers = [Generation(finish=limit.finish) for limit in limits]
+) -> Iterator[None]:
+    """Draw each row's tokens from the logits [B, V] that follow what it has read, and put them into its answer; a pause after each
+    token. `history` is needed where an option remembers."""
     running = list(range(len(answers)))  # by their place in the batch
     while True:
         draws = [draw(options[row].seed, len(answers[row].tokens)) for row in running]
@@ -85,17 +115,18 @@ def sample(
         for place, (row, token) in enumerate(zip(running, chosen.tolist())):
             answer = answers[row]
             if token in stop_ids:
-                answers[row] = Generation(answer.tokens, "stop", answer.logprobs)
+                answer.finish = "stop"
                 continue
             answer.tokens.append(token)
             if known is not None:
                 answer.logprobs.append(known[place])
             if on_token is not None and on_token(row, token):
-                answers[row] = Generation(answer.tokens, "stop", answer.logprobs)
+                answer.finish = "stop"
             elif len(answer.tokens) < limits[row].tokens:
                 going.append(place)
+        yield
         if not going:
-            return answers
+            return
         if history is not None:
             history.add(chosen)
         if len(going) < len(running):

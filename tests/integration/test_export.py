@@ -17,7 +17,7 @@ from data_pipeline.errors import ConfigError, DataError
 from data_pipeline.loader import Dataset, RowSource
 from data_pipeline.tokenizer.encode import Encoder
 from launcher.commands.export import export_run
-from launcher.commands.generate import generate_text
+from launcher.commands.generate import Asked, generate_text
 from launcher.commands.import_model import import_model
 from megatron_lite.checkpoint.load import load_logical
 from tests.data_fixtures import tiny_texts
@@ -100,9 +100,8 @@ def test_a_run_leaves_and_comes_back(
     assert (tmp_path / "out" / "hf" / "tokenizer.json").read_bytes() == opened.tokenizer_path.read_bytes()
 
     prompt = "the of and"
-    sampled = {"max_tokens": 12, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0}
     capsys.readouterr()
-    generate_text(Path("runs/a"), [], prompts=[prompt], json_lines=True, **sampled)
+    generate_text(Path("runs/a"), [], records=[{"prompt": prompt}], asked=Asked(12, json_lines=True), sampling={"temperature": 0.0})
     ours = json.loads(capsys.readouterr().out)["text"]
     start = tokenizer(tokenizer.bos_token + prompt, return_tensors="pt")
     with torch.no_grad():

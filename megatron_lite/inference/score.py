@@ -1,0 +1,62 @@
+"""Log-probabilities of given tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from data_pipeline.errors import ConfigError, Fault
+from megatron_lite.layers.cross_entropy import IGNORED
+from megatron_lite.models.batch import Batch
+from megatron_lite.models.decoder import Decoder
+
+_NO_PADDING_ID = 0  # behind a row's end, where nothing before it looks
+
+
+@torch.inference_mode()
+def score(
+    model: Decoder, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]], *, begin_id: int | None = None
+) -> list[list[float | None]]:
+    """The log-probability in nats of each token of each text, given its prompt and the tokens before it. Collective over tp.
+
+    `begin_id` stands before every prompt. Without it and without a prompt the first token has none. Raises ConfigError for
+    what is longer than the context or has ids outside the vocabulary.
+    """
+    before = [[*([] if begin_id is None else [begin_id]), *prompt] for prompt in prompts]
+    rows = [[*prompt, *text] for prompt, text in zip(before, texts, strict=True)]
+    _check(model, rows)
+    longest = max((len(row) for row in rows), default=0) - 1
+    if longest < 1:
+        return [[None] * len(text) for text in texts]
+    inputs = torch.full((len(rows), longest), _NO_PADDING_ID)
+    targets = torch.full_like(inputs, IGNORED)
+    for number, row in enumerate(rows):
+        if len(row) > 1:
+            inputs[number, : len(row) - 1] = torch.tensor(row[:-1])
+            targets[number, : len(row) - 1] = torch.tensor(row[1:])
+    device = next(model.parameters()).device
+    positions = torch.arange(longest).expand_as(inputs)
+    samples = torch.zeros(len(rows), dtype=torch.int64)
+    losses = model.token_losses(Batch(inputs.to(device), targets.to(device), positions.to(device), None, samples.to(device)))
+    found: list[list[float | None]] = []
+    for prompt, row, own in zip(before, rows, losses.tolist()):
+        known = [None, *(-loss for loss in own[: len(row) - 1])] if row else []
+        found.append(known[len(prompt) :])
+    return found
+
+
+def _check(model: Decoder, rows: Sequence[Sequence[int]]) -> None:
+    context, vocabulary = model.config.max_position_embeddings, model.config.vocabulary
+    faults = []
+    for number, row in enumerate(rows):
+        if len(row) - 1 > context:
+            want = f"at most max_position_embeddings ({context})"
+            faults.append(
+                Fault(f"text {number}", f"{len(row) - 1} tokens to read", want, "score it in parts; `mlite eval` takes a dataset")
+            )
+        outside = [token for token in row if not 0 <= token < vocabulary]
+        if outside:
+            faults.append(Fault(f"text {number}", outside[0], f"ids from 0 to {vocabulary - 1}", "encode it with the run's own tokenizer"))
+    if faults:
+        raise ConfigError(faults)
