@@ -10,7 +10,9 @@ from itertools import count, tee
 import numpy as np
 import torch
 
-from data_pipeline.loader import Prefetcher, Row, RowSource, batch_id, row_digest
+from data_pipeline.loader import Prefetcher, Row, batch_id, row_digest
+from data_pipeline.pair_loader import PairRow, pair_row_digest
+from launcher.datasets import AnyRows
 from megatron_lite.checkpoint.agree import gather_bytes
 from megatron_lite.models.batch import Batch
 from megatron_lite.parallel.groups import Axis
@@ -33,7 +35,7 @@ class Batches(Iterator[GlobalBatch]):
 
     def __init__(
         self,
-        rows: RowSource,
+        rows: AnyRows,
         *,
         dp: Axis,
         global_batch_size: int,
@@ -58,7 +60,7 @@ class Batches(Iterator[GlobalBatch]):
                 to_batch(rows[at : at + size], samples[at : at + size], document_mask=self._document_mask, device=self._device)
                 for at in range(0, len(rows), size)
             ],
-            digests=[row_digest(row) for row in rows],
+            digests=[pair_row_digest(row) if isinstance(row, PairRow) else row_digest(row) for row in rows],
             wait_s=wait_s,
         )
 
@@ -66,16 +68,18 @@ class Batches(Iterator[GlobalBatch]):
         self._prefetcher.close()
 
 
-def to_batch(rows: Sequence[Row], samples: Sequence[int], *, document_mask: bool, device: torch.device) -> Batch:
-    """Rows as tensors on the device."""
-    return Batch.from_rows(
+def to_batch(rows: Sequence[Row] | Sequence[PairRow], samples: Sequence[int], *, document_mask: bool, device: torch.device) -> Batch:
+    """Rows as tensors on the device; pairs are always kept apart."""
+    batch = Batch.from_rows(
         np.stack([row.inputs for row in rows]),
         np.stack([row.targets for row in rows]),
-        [row.segment_starts for row in rows],
+        [row.target_starts if isinstance(row, PairRow) else row.segment_starts for row in rows],
         list(samples),
         document_mask=document_mask,
         device=device,
     )
+    pairs = [row for row in rows if isinstance(row, PairRow)]
+    return batch.with_source(np.stack([row.source for row in pairs]), [row.source_starts for row in pairs]) if pairs else batch
 
 
 def gather_batch_id(digests: Sequence[bytes], dp: Axis) -> str:

@@ -144,6 +144,11 @@ class RunConfig(Section):
     def _empty(cls, value: object) -> object:
         return {} if value is None else value
 
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a row that a forward pass reads: inputs, and of an encoder-decoder the source's."""
+        return self.training.sequence_length + (self.training.encoder_length if self.model.family == "seq2seq" else 0)
+
     def to_yaml(self) -> str:
         return dump_yaml(self.model_dump(mode="json"))
 
@@ -224,6 +229,9 @@ def _faults_across(sections: Mapping[str, Any], world_size: int | None) -> list[
     faults: list[Fault] = []
     if model and parallel and training:
         faults += layout_faults(model, parallel, training, world_size=parallel.tp if world_size is None else world_size)
+    data = part(DataSection, "data")
+    if model and data and model.family == "seq2seq":
+        faults += _pair_faults(data)
     if training and scheduler:
         faults += scheduler_faults(scheduler, training)
     if checkpoint := part(CheckpointConfig, "checkpoint"):
@@ -231,6 +239,13 @@ def _faults_across(sections: Mapping[str, Any], world_size: int | None) -> list[
     if training and optimizer and parallel and isinstance(more, Mapping):
         faults += _deepspeed_faults(training, optimizer, parallel, dict(more), world_size=world_size)
     return [fault for fault in faults if not names_any(fault, wrong) and not is_left_out(fault.got)]
+
+
+def _pair_faults(data: DataSection) -> list[Fault]:
+    """Keys that have no choice with rows of aligned pairs."""
+    fix = "rows of aligned pairs are fitted so, and pairs don't see each other"
+    choices = [("packing", data.packing, "best_fit"), ("document_mask", data.document_mask, True)]
+    return [Fault(f"data.{key}", got, f"{want!r} with model.family: seq2seq", fix) for key, got, want in choices if got != want]
 
 
 def with_vocabulary(config: RunConfig, *, tokenizer_size: int) -> RunConfig:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from data_pipeline.errors import StopRequested
-from data_pipeline.loader import RowSource
 from launcher.batches import Batches, gather_batch_id
 from launcher.checkpointing import Saver, Start
 from launcher.config import RunConfig
+from launcher.datasets import AnyRows
 from launcher.evaluation.heldout import agree, evaluate
 from launcher.faults import Faults
 from launcher.recorder import Recorder
@@ -30,8 +30,8 @@ class Fit:
     config: RunConfig
     engine: Engine
     device: torch.device
-    rows: RowSource
-    heldout: RowSource | None
+    rows: AnyRows
+    heldout: AnyRows | None
     start: Start
     total_steps: int
     micro_batch_size: int

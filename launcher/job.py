@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.errors import StopRequested
-from data_pipeline.loader import Dataset, Phase, RowSource
+from data_pipeline.loader import Dataset, Phase
 from launcher.checkpointing import Saver, Start, choose_start, restore, saved_config
 from launcher.config import RunConfig
 from launcher.console import show
+from launcher.datasets import AnyRows, open_rows
 from launcher.devices import peak_flops
 from launcher.distributed import describe_attention, find_siblings, make_deterministic, start_device, start_groups
 from launcher.environment import Environment
@@ -165,17 +166,13 @@ class Job:
                 memory.report(self.recorder)
         return 0, "done", f"done: {total} steps, in {self.folder.path}"
 
-    def _open_rows(self) -> tuple[RowSource, RowSource | None]:
+    def _open_rows(self) -> tuple[AnyRows, AnyRows | None]:
         """Training and held-out rows. The first rank opens them first, and makes packing plans that are missing."""
         config = self.config
-        mixture = [(dataset, source.weight, None) for dataset, source in zip(self.datasets, config.data.mixture)]
-        length, packing, seed = config.training.sequence_length, config.data.packing, config.run.seed
 
-        def opened() -> tuple[RowSource, RowSource | None]:
-            rows = RowSource.open(mixture, sequence_length=length, packing=packing, seed=seed)
-            if config.evaluation.max_sequences == 0:
-                return rows, None
-            return rows, RowSource.open(mixture, sequence_length=length, packing=packing, seed=seed, split="validation")
+        def opened() -> tuple[AnyRows, AnyRows | None]:
+            rows = open_rows(config, self.datasets)
+            return rows, None if config.evaluation.max_sequences == 0 else open_rows(config, self.datasets, split="validation")
 
         self.watchdog.beat("opening the data")
         first = opened() if self.groups.rank == 0 else None
@@ -187,7 +184,7 @@ class Job:
         config = self.config
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
         return Rates(
-            flops_per_token=flops_per_token(config.model, config.training.sequence_length),
+            flops_per_token=flops_per_token(config.model, config.training.sequence_length, config.training.source_length),
             num_devices=self.groups.world.size,
             peak_flops=peak_flops(name, config.training.precision),
         )

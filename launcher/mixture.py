@@ -7,10 +7,11 @@ from math import ceil
 from typing import Any
 
 from data_pipeline.errors import ConfigError, Fault
-from data_pipeline.loader import Dataset, Phase, RowSource
+from data_pipeline.loader import Dataset, Phase
 from data_pipeline.mixture import Mixture
 from data_pipeline.shares import Change, epoch_faults, millionths, scheduled, tempered
 from launcher.config import DataSection, RunConfig
+from launcher.datasets import AnyRows
 from launcher.metrics import JsonLines
 from launcher.run_folder import RunFolder
 
@@ -85,7 +86,7 @@ def plan_of(
     return scheduled(first, changes, sample_of=lambda at: max(0, samples + (at - 1 - step) * batch))
 
 
-def require_epochs(config: RunConfig, rows: RowSource, *, num_samples: int) -> None:
+def require_epochs(config: RunConfig, rows: AnyRows, *, num_samples: int) -> None:
     """Raises ConfigError where the run would go through a source more often than its `max_epochs`."""
     sources = config.data.mixture
     faults = epoch_faults(
@@ -126,10 +127,10 @@ def expected_mixture(config: RunConfig, datasets: Sequence[Dataset]) -> list[dic
 
 def _rows_about(config: RunConfig, datasets: Sequence[Dataset]) -> list[float]:
     """Rows of one epoch of each, as if there were no padding."""
-    return [sum(source.num_tokens for source in dataset.sources) / config.training.sequence_length for dataset in datasets]
+    return [sum(source.num_tokens for source in dataset.sources) / config.row_tokens for dataset in datasets]
 
 
-def describe_mixture(config: RunConfig, rows: RowSource, *, first: int, last: int) -> list[dict[str, Any]]:
+def describe_mixture(config: RunConfig, rows: AnyRows, *, first: int, last: int) -> list[dict[str, Any]]:
     """What samples first .. last - 1 take from each source, and how often the run has gone through it by then."""
     before, after, epochs = rows.served(first), rows.served(last), rows.epochs_at(last)
     return [

@@ -91,11 +91,11 @@ def plan_run(config: RunConfig, *, world: int, device_type: str) -> RunPlan:
         training.micro_batch_size,
         global_batch_size=training.global_batch_size,
         dp=dp,
-        sequence_length=training.sequence_length,
+        sequence_length=config.row_tokens,
         device_type=device_type,
     )
     tokens = training.global_batch_size * training.sequence_length
-    flops = flops_per_token(model, training.sequence_length) * tokens
+    flops = flops_per_token(model, training.sequence_length, training.source_length) * tokens
     size = checkpoint_bytes(model)
     return RunPlan(
         world=world,

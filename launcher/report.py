@@ -183,7 +183,7 @@ def _sizes(facts: RunFacts) -> str:
     rows: list[tuple[str, str]] = []
     config = facts.config
     if config is not None:
-        training, flops = config.training, flops_per_token(config.model, config.training.sequence_length)
+        training, flops = config.training, flops_per_token(config.model, config.training.sequence_length, config.training.source_length)
         rows += [
             ("parameters", f"{num_parameters(config.model):,}"),
             ("model FLOPs a token, forward and backward", short(flops)),

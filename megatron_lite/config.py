@@ -43,6 +43,7 @@ class TrainingConfig(Section):
     steps: int | None = Field(None, gt=0)  # optimizer updates of the whole run; or give tokens
     tokens: int | None = Field(None, gt=0)  # instead of steps: rows times sequence_length, padding counts; rounded up to whole steps
     sequence_length: int = Field(256, gt=0)  # targets a row
+    source_length: int | None = Field(None, ge=2)  # of an encoder-decoder: source tokens a row; null: as many as targets
     global_batch_size: int = Field(16, gt=0)  # sequences an optimizer step, over all ranks and micro-batches
     micro_batch_size: int | Literal["auto"] = "auto"  # sequences a forward pass on one data-parallel rank
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16 keeps fp32 masters and accumulates in fp32
@@ -67,6 +68,11 @@ class TrainingConfig(Section):
                 "exactly one of steps and tokens | set training.steps (updates) or training.tokens (rows times sequence_length)"
             )
         return self
+
+    @property
+    def encoder_length(self) -> int:
+        """Source tokens a row of an encoder-decoder."""
+        return self.source_length or self.sequence_length
 
     @property
     def num_steps(self) -> int:
@@ -165,6 +171,11 @@ def layout_faults(model: ModelConfig, parallel: ParallelConfig, training: Traini
                 "raise that or shorten this",
             )
         )
+    if model.family == "seq2seq":
+        faults += _source_faults(model, parallel, training)
+    elif training.source_length is not None:
+        want, fix = "null with model.family: decoder", "set model.family: seq2seq, or remove it"
+        faults.append(Fault("training.source_length", training.source_length, want, fix))
     if parallel.sequence_parallel:
         if tp == 1:
             faults.append(
@@ -233,6 +244,21 @@ def layout_faults(model: ModelConfig, parallel: ParallelConfig, training: Traini
                     f"use {nearest_divisors(share, training.micro_batch_size)}",
                 )
             )
+    return faults
+
+
+def _source_faults(model: ModelConfig, parallel: ParallelConfig, training: TrainingConfig) -> list[Fault]:
+    """Of the source side of an encoder-decoder's rows; where its length is the targets', what is wrong with that says it."""
+    length, most = training.source_length, model.max_position_embeddings
+    if length is None:
+        return []
+    faults: list[Fault] = []
+    if length > most:
+        want = f"at most model.max_position_embeddings ({most})"
+        faults.append(Fault("training.source_length", length, want, "raise that or shorten this"))
+    if parallel.sequence_parallel and length % parallel.tp:
+        want = f"a multiple of parallel.tp ({parallel.tp}) under sequence_parallel"
+        faults.append(Fault("training.source_length", length, want, f"use {_nearest_multiples(length, parallel.tp)}"))
     return faults
 
 

@@ -15,19 +15,30 @@ from megatron_lite.attention_config import PositionConfig, RopeConfig, position_
 
 
 class InitConfig(Section):
-    """Initial weights: normal(0, std); projections into the residual stream divided by sqrt(2 * layers) (GPT-2)."""
+    """Initial weights: normal(0, std); projections into the residual stream divided by the root of how many there are (GPT-2)."""
 
     std: float = Field(0.02, gt=0)  # of the normal distribution
-    scaled_residual: bool = True  # divide what writes into the residual stream by sqrt(2 * layers)
+    scaled_residual: bool = (
+        True  # divide what writes into the residual stream by sqrt(2 * layers), in a decoder with cross-attention sqrt(3 * layers)
+    )
+
+
+class EncoderConfig(Section):
+    """family: seq2seq: the encoder, whose blocks are the decoder's without cross-attention and with sight in both directions."""
+
+    num_hidden_layers: int | None = Field(None, gt=0)  # its blocks; null: as many as the decoder's, model.num_hidden_layers
+    share_embedding: bool = True  # source and target tokens are looked up in one matrix; false: each side has its own
 
 
 class ModelConfig(Section):
-    """A decoder-only Transformer: pre-RMSNorm, RoPE, grouped-query attention, SwiGLU."""
+    """A Transformer: pre-RMSNorm, RoPE, grouped-query attention, SwiGLU."""
 
-    family: Literal["decoder"] = "decoder"  # the architecture
+    family: Literal["decoder", "seq2seq"] = (
+        "decoder"  # decoder: one text goes on; seq2seq: an encoder reads a source, a decoder writes a target
+    )
     vocab_size: int | Literal["auto"] = "auto"  # auto: the tokenizer's
     hidden_size: int = Field(256, gt=0)  # width of the residual stream
-    num_hidden_layers: int = Field(4, gt=0)  # blocks
+    num_hidden_layers: int = Field(4, gt=0)  # blocks; of an encoder-decoder, those of the decoder
     num_attention_heads: int = Field(8, gt=0)  # query heads
     num_key_value_heads: int | None = Field(None, gt=0)  # null: as many as attention heads
     head_dim: int | None = Field(None, gt=0)  # null: hidden_size / num_attention_heads
@@ -40,6 +51,7 @@ class ModelConfig(Section):
     position: PositionConfig = PositionConfig()
     rope: RopeConfig = RopeConfig()
     init: InitConfig = InitConfig()
+    encoder: EncoderConfig = EncoderConfig()
 
     @field_validator("vocab_size")
     @classmethod
@@ -59,9 +71,20 @@ class ModelConfig(Section):
         if heads % kv:
             fix = f"use {nearest_divisors(heads, kv)}"
             faults.append(Fault("num_key_value_heads", kv, f"a divisor of num_attention_heads ({heads})", fix))
+        if self.family != "seq2seq" and self.encoder != EncoderConfig():
+            faults.append(
+                Fault("encoder", self.encoder.model_dump(), "nothing with family: decoder, which has none", "set family: seq2seq")
+            )
         if faults:
             raise section_faults(faults)
         return self
+
+    @property
+    def encoder_layers(self) -> int:
+        """Blocks of the encoder; 0 where there is none."""
+        if self.family != "seq2seq":
+            return 0
+        return self.encoder.num_hidden_layers or self.num_hidden_layers
 
     @property
     def kv_heads(self) -> int:

@@ -10,16 +10,34 @@ LEAST_TILE_SCORES = 1 << 17  # a smaller tile of CPU attention costs more in cal
 
 def num_parameters(config: ModelConfig) -> int:
     """Elements of all logical tensors; a tied head counts once, padding not at all."""
-    norms = (2 * config.num_hidden_layers + 1) * config.hidden_size
-    embedding = config.vocabulary * config.hidden_size
-    return num_matrix_parameters(config) + norms + (0 if config.tie_word_embeddings else embedding) + replicated_extras(config)
+    embeddings = num_vocabulary_matrices(config) - 1  # the head is counted with the matrices
+    vectors = num_norms(config) * config.hidden_size + replicated_extras(config)
+    return num_matrix_parameters(config) + vectors + embeddings * config.vocabulary * config.hidden_size
+
+
+def num_norms(config: ModelConfig) -> int:
+    """Vectors of gains in the residual stream's width."""
+    if config.family == "seq2seq":
+        return 3 * config.num_hidden_layers + 1 + 2 * config.encoder_layers + 1
+    return 2 * config.num_hidden_layers + 1
+
+
+def num_vocabulary_matrices(config: ModelConfig) -> int:
+    """Matrices with a row for each token: one embedding, or one for each side; and the head, where it is not the embedding."""
+    return 1 + (not config.tie_word_embeddings) + (config.family == "seq2seq" and not config.encoder.share_embedding)
 
 
 def num_matrix_parameters(config: ModelConfig) -> int:
     """Elements of the matrices that each token is multiplied with: the head is one, tied or not; the embedding is a look-up."""
+    layers = config.num_hidden_layers * layer_matrix_parameters(config, cross=config.family == "seq2seq")
+    return layers + config.encoder_layers * layer_matrix_parameters(config) + config.vocabulary * config.hidden_size
+
+
+def layer_matrix_parameters(config: ModelConfig, *, cross: bool = False) -> int:
+    """Elements of one layer's matrices, those of cross-attention with them."""
     size, head, heads, kv = config.hidden_size, config.head_size, config.num_attention_heads, config.kv_heads
     attention = size * (heads + 2 * kv) * head + heads * head * size
-    return config.num_hidden_layers * (attention + 3 * size * config.intermediate_size) + config.vocabulary * size
+    return attention * (2 if cross else 1) + 3 * size * config.intermediate_size
 
 
 def vocabulary_rows(vocabulary: int, tp: int) -> int:
@@ -30,8 +48,8 @@ def vocabulary_rows(vocabulary: int, tp: int) -> int:
 def num_local_parameters(config: ModelConfig, tp: int) -> int:
     """Elements that each tp rank holds of a model cut over tp, the vocabulary's padding included."""
     size = config.hidden_size
-    norms = (2 * config.num_hidden_layers + 1) * size
-    vocabularies = (1 if config.tie_word_embeddings else 2) * vocabulary_rows(config.vocabulary, tp) * size
+    norms = num_norms(config) * size
+    vocabularies = num_vocabulary_matrices(config) * vocabulary_rows(config.vocabulary, tp) * size
     layers = num_matrix_parameters(config) - config.vocabulary * size
     assert layers % tp == 0, (layers, tp)
     return layers // tp + norms + vocabularies + replicated_extras(config)
@@ -69,11 +87,20 @@ def checkpoint_bytes(config: ModelConfig) -> int:
     return 12 * num_parameters(config)
 
 
-def flops_per_token(config: ModelConfig, sequence_length: int) -> float:
+def flops_per_token(config: ModelConfig, sequence_length: int, source_length: int | None = None) -> float:
     """FLOPs of forward and backward for a token: 6 * N_matrix + 12 * layers * H * E * S (Chowdhery et al. 2022, appendix B).
 
     A multiply-add is 2; the attention term counts all S keys for each query, causal or not and whatever the documents;
-    recomputed activations don't count. This is the numerator of model FLOPs utilisation (MFU).
+    recomputed activations don't count. This is the numerator of model FLOPs utilisation (MFU). Of an encoder-decoder: for a target,
+    with its share of the source's work, whose rows have `source_length` tokens (none given: as many as targets); the keys and values of
+    cross-attention are made of source tokens.
     """
-    attention = 12 * config.num_hidden_layers * config.num_attention_heads * config.head_size * sequence_length
-    return float(6 * num_matrix_parameters(config) + attention)
+    layers, width = config.num_hidden_layers, config.num_attention_heads * config.head_size
+    if config.family != "seq2seq":
+        return float(6 * num_matrix_parameters(config) + 12 * layers * width * sequence_length)
+    source = sequence_length if source_length is None else source_length
+    cross_keys_values = 2 * layers * config.hidden_size * config.kv_heads * config.head_size
+    of_source = config.encoder_layers * layer_matrix_parameters(config) + cross_keys_values
+    of_target = num_matrix_parameters(config) - of_source
+    attention = 12 * width * (layers * (sequence_length + source) + config.encoder_layers * source * source / sequence_length)
+    return float(6 * (of_target + of_source * source / sequence_length) + attention)

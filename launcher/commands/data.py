@@ -139,6 +139,7 @@ def trace(
 ) -> None:
     """Where a token of a training row came from, as JSON; or, with --document, which samples hold a document; or, with --file and
     --line, what became of a place in the input, and the samples that hold it."""
+    from data_pipeline.pair_loader import PairRowSource
     from data_pipeline.trace import find_documents, trace_pairs
     from data_pipeline.trace import trace as trace_token
 
@@ -165,7 +166,7 @@ def trace(
     assert sample is not None
     if validation and sample >= len(rows):
         raise ConfigError([Fault("--sample", sample, f"0 to {len(rows) - 1}: there are {len(rows)} held-out rows")])
-    if lengths is not None:
+    if isinstance(rows, PairRowSource):
         for pair in trace_pairs(rows, sample):
             _print_json(pair.__dict__)
         return
@@ -335,7 +336,7 @@ def _rows(
     if (target / "config.yaml").is_file():
         of_pairs = dict(zip(("--source-length", "--target-length"), pair_lengths or ()))
         _refuse({**row_of_text, **of_pairs}, "the rows of a run are as its config has them")
-        from launcher.datasets import open_datasets
+        from launcher.datasets import open_datasets, open_rows
         from launcher.metrics import JsonLines
         from launcher.mixture import phases_for, phases_of_run
         from launcher.run_folder import RunFolder
@@ -343,12 +344,10 @@ def _rows(
         from launcher.step_samples import samples_of_steps
 
         config = read_config(target)
-        mixture = [(dataset, source.weight, None) for dataset, source in zip(open_datasets(config.data), config.data.mixture)]
-        length, packing = config.training.sequence_length, config.data.packing
-        rows = RowSource.open(mixture, sequence_length=length, packing=packing, seed=config.run.seed, split=split)
+        datasets, folder = open_datasets(config.data), RunFolder(target)
+        rows = open_rows(config, datasets, split=split)
         if split != "train":
             return rows, None
-        datasets, folder = [dataset for dataset, _, _ in mixture], RunFolder(target)
         phases = phases_of_run(folder) or [Phase.from_dict(phase) for phase in phases_for(config, datasets)]
         events = [event for _, event in JsonLines(folder.events).lines() if event is not None]
         return rows.with_phases(phases), samples_of_steps(events, config.training.global_batch_size)

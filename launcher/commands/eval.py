@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from data_pipeline.errors import DataError
-from data_pipeline.loader import RowSource
-from launcher.datasets import open_datasets
+from launcher.datasets import AnyRows, open_datasets, open_rows
 from launcher.evaluation.heldout import evaluate
 from launcher.finished import FinishedRun, open_run
 from launcher.metrics import to_line
@@ -30,7 +29,7 @@ def evaluate_run(path: Path, overrides: Sequence[str]) -> None:
                 config.training.micro_batch_size,
                 global_batch_size=config.training.global_batch_size,
                 dp=groups.dp.size,
-                sequence_length=config.training.sequence_length,
+                sequence_length=config.row_tokens,
                 device_type=run.device.type,
             ),
             max_sequences=config.evaluation.max_sequences or None,
@@ -44,16 +43,13 @@ def evaluate_run(path: Path, overrides: Sequence[str]) -> None:
         print(to_line({"run": config.run.name, "step": run.state.step, **record, "data": data, "checkpoint": str(run.checkpoint)}), end="")
 
 
-def heldout_rows(run: FinishedRun) -> RowSource:
+def heldout_rows(run: FinishedRun) -> AnyRows:
     """Raises DataError for data of another tokenizer: its ids would mean nothing to the model."""
-    config = run.config
-    mixture = [(dataset, source.weight, None) for dataset, source in zip(open_datasets(config.data), config.data.mixture)]
-    for dataset, _, _ in mixture:
+    datasets = open_datasets(run.config.data)
+    for dataset in datasets:
         if dataset.tokenizer_hash != run.state.tokenizer_hash:
             raise DataError(
                 f"{dataset.location} was made with tokenizer {dataset.tokenizer_hash[:12]}, the model was trained with {run.state.tokenizer_hash[:12]}. "
                 "Build it again with `tokenizer: {type: pretrained, name_or_path: TRAINING_DATA/tokenizer.json}`"
             )
-    return RowSource.open(
-        mixture, sequence_length=config.training.sequence_length, packing=config.data.packing, seed=config.run.seed, split="validation"
-    )
+    return open_rows(run.config, datasets, split="validation")

@@ -135,7 +135,8 @@ def measured_rate(config: RunConfig, *, world: int, device_type: str) -> tuple[f
     if others:
         return None, f"{folder.path} ran {', '.join(others)}"
     rate, source = statistics.median(rates[-50:]), f"measured in {folder.path}"
-    theirs, ours = (flops_per_token(each.model, each.training.sequence_length) for each in (before, config))
+    lengths = ((each.model, each.training.sequence_length, each.training.source_length) for each in (before, config))
+    theirs, ours = (flops_per_token(*each) for each in lengths)
     ranks = started["layout"]["world"]
     if theirs != ours:
         rate, source = rate * theirs / ours, f"{source} at {theirs:.3g} FLOPs a token, here {ours:.3g}: taken to go by them"

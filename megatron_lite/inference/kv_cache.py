@@ -5,16 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from megatron_lite.layers.context import Memory
+
 
 class KVCache:
     """Room for `capacity` tokens a row; this rank's heads only. Implements the layers' KeyValueStore.
 
     Layers see exactly what was stored, never free room. What stands at padding (negative positions) is stored as zeros:
-    attention multiplies masked values by 0, and a NaN would survive that.
+    attention multiplies masked values by 0, and a NaN would survive that. `memory`: of the rows' sources, in an encoder-decoder.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, memory: Memory | None = None) -> None:
         self.capacity = capacity
+        self.memory = memory
         self.length = 0  # tokens stored a row, padding included
         self._positions: Tensor | None = None  # int64 [B, capacity]
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}  # [B, K/tp, capacity, E] each
@@ -50,6 +53,8 @@ class KVCache:
             self._positions = self._positions[rows]
         for layer, stored in self._layers.items():
             self._layers[layer] = (self._reordered(stored[0], rows), self._reordered(stored[1], rows))
+        if self.memory is not None:
+            self.memory = self.memory.reordered(rows)
 
     def _reordered(self, whole: Tensor, rows: Tensor) -> Tensor:
         """Only what is stored is copied, and in place only of the rows that change."""

@@ -13,7 +13,7 @@ from megatron_lite.layers.matmul import linear
 from megatron_lite.layers.positions import rotate
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.parallel.collectives import gather_rows
-from megatron_lite.parallel.groups import ProcessGroups
+from megatron_lite.parallel.groups import Axis, ProcessGroups
 
 
 class QKVLinear(nn.Module):
@@ -36,18 +36,35 @@ class QKVLinear(nn.Module):
         weight: Tensor = self.weight
         if self.sharing.size > 1:
             queries, keys_values = weight.split([self.query_rows, 2 * self.kv_rows])
-            parts = gather_rows(keys_values, self.sharing).view(self.sharing.size, 2, self.kv_rows, -1)
-            weight = torch.cat([queries, parts.transpose(0, 1).reshape(-1, x.shape[-1])])
+            weight = torch.cat([queries, _gathered(keys_values, self.sharing)])
         return linear(enter_tp(x, self.tp, split=split), weight)
 
 
-class Attention(nn.Module):
-    """Causal self-attention: [B, S, D] -> [B, S, D], D replicated or S split over tp outside."""
+class KVLinear(nn.Module):
+    """Keys and values alone, of an x [B, S, D] that has entered the tp region: -> [B, S, 2 * heads * E]. Shared heads as above."""
 
-    def __init__(self, config: ModelConfig, groups: ProcessGroups, *, layer: int, recompute: bool) -> None:
+    def __init__(self, config: ModelConfig, groups: ProcessGroups, *, name: str) -> None:
+        super().__init__()
+        self.sharing = groups.subgroup("tp", max(groups.tp.size // config.kv_heads, 1))
+        keys = config.kv_heads * config.head_size
+        self.weight = parameter_of(cut_rows({f"{name}.k.weight": keys, f"{name}.v.weight": keys}, config.hidden_size, groups.tp))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight if self.sharing.size == 1 else _gathered(self.weight, self.sharing))
+
+
+def _gathered(keys_values: Tensor, sharing: Axis) -> Tensor:
+    """[2 * rows, D], keys then values, of each rank that shares a head -> all of the head's, likewise."""
+    rows, size = keys_values.shape[0] // 2, keys_values.shape[1]
+    return gather_rows(keys_values, sharing).view(sharing.size, 2, rows, size).transpose(0, 1).reshape(-1, size)
+
+
+class Attention(nn.Module):
+    """Self-attention: [B, S, D] -> [B, S, D], D replicated or S split over tp outside; who sees whom is the context's mask."""
+
+    def __init__(self, config: ModelConfig, groups: ProcessGroups, *, name: str, layer: int, recompute: bool) -> None:
         super().__init__()
         self.layer, self.recompute = layer, recompute
-        name = f"layers.{layer}.attention"
         self.head_size = config.head_size
         self.num_heads = config.num_attention_heads // groups.tp.size
         self.num_kv_heads = max(config.kv_heads // groups.tp.size, 1)

@@ -9,6 +9,7 @@ from torch import Tensor
 from megatron_lite.parallel.random import folded, keep_mask, site
 
 EMBEDDING, ATTENTION, PROBABILITIES, MLP = (site(name) for name in ("embedding", "attention", "probabilities", "mlp"))
+CROSS_ATTENTION, CROSS_PROBABILITIES = site("cross_attention"), site("cross_probabilities")
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,10 @@ def dropout(x: Tensor, probability: float, place: DropoutPlace | None, *, where:
     return x.masked_fill(~keep, 0.0) * (1.0 / (1.0 - probability))
 
 
-def attention_dropout(probabilities: Tensor, probability: float, place: DropoutPlace, *, first_head: int) -> Tensor:
+def attention_dropout(
+    probabilities: Tensor, probability: float, place: DropoutPlace, *, first_head: int, where: int = PROBABILITIES
+) -> Tensor:
     """The same for attention probabilities [B, H/tp, S, T], by global head, query's and key's place in the row."""
     _, num_heads, num_queries, num_keys = probabilities.shape
-    keep = keep_mask(place.keys, PROBABILITIES, [first_head, 0], [num_heads, num_queries], num_keys, probability)
+    keep = keep_mask(place.keys, where, [first_head, 0], [num_heads, num_queries], num_keys, probability)
     return probabilities.masked_fill(~keep, 0.0) * (1.0 / (1.0 - probability))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megatron_lite.layers.document_kernels import DocumentKernel
-from megatron_lite.layers.dropout import DropoutPlace, attention_dropout
+from megatron_lite.layers.dropout import PROBABILITIES, DropoutPlace, attention_dropout
 from megatron_lite.layers.tiled_attention import boundaries_of, serves, tiled_attention
 
 
@@ -68,6 +68,15 @@ class AttentionMask:
         itself = itself.tril(num_keys - num_queries).triu(num_keys - num_queries)
         return cls(allowed=(allowed | itself)[:, None])
 
+    @classmethod
+    def between_segments(cls, queries: Tensor, keys: Tensor) -> AttentionMask:
+        """Not causal: a query sees the keys that have its number, for numbers [B, S] and [B, T]. One that would see none, which can
+        only be padding, sees all: what it computes means nothing, but it must be a number."""
+        allowed = queries[:, :, None] == keys[:, None, :]
+        if queries is not keys:
+            allowed |= ~allowed.any(dim=-1, keepdim=True)
+        return cls(allowed=allowed[:, None])
+
     def as_blocks(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
         """The same as bool, broadcasting to [B, 1, S, T]."""
         if self.allowed is not None:
@@ -82,6 +91,7 @@ class AttentionDropout:
     probability: float
     place: DropoutPlace
     first_head: int
+    where: int = PROBABILITIES
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: AttentionMask, dropout: AttentionDropout | None = None) -> Tensor:
@@ -137,9 +147,9 @@ def _by_hand(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: Atte
     grouped = q.unflatten(1, (k.shape[1], -1)).float()  # [B, K, H/K, S, E]
     scores = torch.matmul(grouped, k.float().unsqueeze(2).transpose(-1, -2)) * head_size**-0.5
     probabilities = scores.flatten(1, 2).masked_fill(~allowed, float("-inf")).softmax(dim=-1)
-    kept = attention_dropout(probabilities, dropout.probability, dropout.place, first_head=dropout.first_head).unflatten(
-        1, (k.shape[1], -1)
-    )
+    kept = attention_dropout(
+        probabilities, dropout.probability, dropout.place, first_head=dropout.first_head, where=dropout.where
+    ).unflatten(1, (k.shape[1], -1))
     return torch.matmul(kept, v.float().unsqueeze(2)).flatten(1, 2).to(q.dtype)
 
 

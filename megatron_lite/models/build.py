@@ -8,7 +8,10 @@ from megatron_lite.layers.document_kernels import AskedKernel
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.decoder import Checkpointing, Decoder
 from megatron_lite.models.init import materialise as materialise_model
+from megatron_lite.models.seq2seq import Seq2Seq
 from megatron_lite.parallel.groups import ProcessGroups
+
+FAMILIES: dict[str, type[Decoder]] = {"decoder": Decoder, "seq2seq": Seq2Seq}
 
 
 def build_model(
@@ -24,7 +27,7 @@ def build_model(
 ) -> Decoder:
     """This rank's part of the model with its initial weights; without `materialise` it stays on the meta device."""
     with torch.device("meta"):
-        model = Decoder(config, groups, checkpointing=checkpointing, document_kernel=document_kernel)
+        model = FAMILIES[config.family](config, groups, checkpointing=checkpointing, document_kernel=document_kernel)
     if materialise:
         materialise_model(model, config, seed=seed, device=device, dtype=dtype)
     return model

@@ -40,7 +40,7 @@ class Decoder(nn.Module):
         self.embedding = VocabEmbedding(vocabulary, size, groups, name="embedding.weight")
         self.position_embedding = position_embedding(config, name="position_embedding.weight")
         self.layers = nn.ModuleList(
-            Block(config, groups, layer=layer, recompute_attention=checkpointing == "selective")
+            Block(config, groups, layer=layer, recompute_attention=checkpointing == "selective", cross=config.family == "seq2seq")
             for layer in range(config.num_hidden_layers)
         )
         self.final_norm = RMSNorm(size, name="final_norm.weight", eps=config.rms_norm_eps)
@@ -67,16 +67,27 @@ class Decoder(nn.Module):
     def hidden(self, batch: Batch, key: DropoutKey | None, *, store: KeyValueStore | None, split: bool) -> Tensor:
         """The last hidden states after the final norm, [B, S/tp, D] where split, else [B, S, D]."""
         context = self._context(batch, key, store=store, split=split)
-        x = self.embedding(batch.inputs, split=split)
+        x = self._embedded(batch, context)
+        return self.final_norm(self._through(self.layers, x, context))
+
+    def _embedded(self, batch: Batch, context: ForwardContext) -> Tensor:
+        x = self.embedding(batch.inputs, split=context.split)
         if self.position_embedding is not None:
-            x = x + self.position_embedding(self._positions(batch, store=store, split=split)).to(x.dtype)
-        x = dropout(x, self.config.hidden_dropout, context.dropout, where=EMBEDDING)
-        for layer in cast(Iterable[Block], self.layers):
+            x = x + self.position_embedding(self._positions(batch, store=context.store, split=context.split)).to(x.dtype)
+        return dropout(x, self.config.hidden_dropout, context.dropout, where=EMBEDDING)
+
+    def _through(self, layers: nn.ModuleList, x: Tensor, context: ForwardContext) -> Tensor:
+        for layer in cast(Iterable[Block], layers):
             if self.checkpointing == "full" and torch.is_grad_enabled():
                 x = checkpoint(layer, x, context.within(layer.name), use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(x, context.within(layer.name))
-        return self.final_norm(x)
+        return x
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """Every layer of the model, for what is done layer by layer."""
+        return list(self.layers)
 
     def logits(self, batch: Batch, store: KeyValueStore | None = None) -> Tensor:
         """fp32 [B, S, V] on every tp rank, padding cut off; no dropout."""
@@ -92,14 +103,27 @@ class Decoder(nn.Module):
             mask = AttentionMask.of_positions(batch.positions, store.extend_positions(batch.positions))
         else:
             mask = self._document_mask(batch)
-        samples = sample_keys(key, batch.samples) if key is not None else None
-        first = self.groups.tp.rank * (batch.length // self.groups.tp.size) if split else 0
+        return self._around(batch.positions, batch.samples, key, mask=mask, split=split, store=store)
+
+    def _around(
+        self,
+        positions: Tensor,
+        samples: Tensor,
+        key: DropoutKey | None,
+        *,
+        mask: AttentionMask,
+        split: bool,
+        store: KeyValueStore | None = None,
+    ) -> ForwardContext:
+        """The context of tokens at these positions [B, S]."""
+        keys = sample_keys(key, samples) if key is not None else None
+        first = self.groups.tp.rank * (positions.shape[1] // self.groups.tp.size) if split else 0
         return ForwardContext(
-            rotation=rotation(batch.positions, self.config.head_size, self.config.rope) if self.config.position.type == "rope" else None,
+            rotation=rotation(positions, self.config.head_size, self.config.rope) if self.config.position.type == "rope" else None,
             mask=mask,
             split=split,
-            dropout=DropoutPlace(samples, first) if samples is not None else None,
-            attention_dropout=DropoutPlace(samples) if samples is not None else None,
+            dropout=DropoutPlace(keys, first) if keys is not None else None,
+            attention_dropout=DropoutPlace(keys) if keys is not None else None,
             store=store,
         )
 

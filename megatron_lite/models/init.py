@@ -33,11 +33,12 @@ class Distribution:
 def distribution(name: str, config: ModelConfig) -> Distribution:
     """Every logical parameter's distribution."""
     std = config.init.std
-    residual = std / math.sqrt(2 * config.num_hidden_layers) if config.init.scaled_residual else std
+    additions = 2 * config.encoder_layers if name.startswith("encoder.") else (3 if config.encoder_layers else 2) * config.num_hidden_layers
+    residual = std / math.sqrt(additions) if config.init.scaled_residual else std
     table = {
         "*norm.weight": Distribution(constant=1.0),
         "*.bias": Distribution(constant=0.0),
-        "*.attention.o.weight": Distribution(std=residual),  # what adds to the residual stream, as GPT-2 scales it
+        "*attention.o.weight": Distribution(std=residual),  # what adds to the residual stream, as GPT-2 scales it
         "*.mlp.down.weight": Distribution(std=residual),
         "*.weight": Distribution(std=std),
     }

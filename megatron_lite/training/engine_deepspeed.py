@@ -70,7 +70,7 @@ class DeepSpeedEngine:
         materialise(self._model, model, seed=seed, device=device, dtype=dtype, after_module=partition)
         register_gradient_sums(self._model, groups)
         if training.compile:
-            for layer in self._model.layers:
+            for layer in self._model.blocks:
                 layer.compile()
         client = adamw.build_adamw(adamw.parameter_groups(self._model.named_parameters(), optimizer), optimizer)
         with contextlib.redirect_stdout(io.StringIO()):  # BF16_Optimizer prints the machine's memory

@@ -50,7 +50,7 @@ class TorchEngine:
             document_kernel=training.document_kernel,
         )
         if training.compile:
-            for layer in self._model.layers:
+            for layer in self._model.blocks:
                 layer.compile()
         register_gradient_sums(self._model, groups)
         self._weights = dict(self._model.named_parameters())

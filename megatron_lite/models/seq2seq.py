@@ -1,0 +1,84 @@
+"""The encoder-decoder Transformer (Vaswani et al. 2017): p(target | source), the decoder looking at the encoder's output in each layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from megatron_lite.layers.context import KeyValueStore, Memory
+from megatron_lite.layers.document_kernels import AskedKernel
+from megatron_lite.layers.embedding import VocabEmbedding
+from megatron_lite.layers.kernels import AttentionMask
+from megatron_lite.layers.linear import enter_tp
+from megatron_lite.layers.norms import RMSNorm
+from megatron_lite.model_config import ModelConfig
+from megatron_lite.models.batch import Batch, Source
+from megatron_lite.models.block import Block
+from megatron_lite.models.decoder import Checkpointing, Decoder
+from megatron_lite.parallel.groups import ProcessGroups
+from megatron_lite.parallel.random import DropoutKey
+
+
+class Encoder(nn.Module):
+    """The encoder's own parameters; Seq2Seq runs them. Its embedding is the decoder's where they share one."""
+
+    def __init__(self, config: ModelConfig, groups: ProcessGroups, *, checkpointing: Checkpointing) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.embedding: VocabEmbedding | None = None
+        if not config.encoder.share_embedding:
+            self.embedding = VocabEmbedding(config.vocabulary, size, groups, name="encoder.embedding.weight")
+        self.layers = nn.ModuleList(
+            Block(config, groups, layer=layer, recompute_attention=checkpointing == "selective", within="encoder.")
+            for layer in range(config.encoder_layers)
+        )
+        self.final_norm = RMSNorm(size, name="encoder.final_norm.weight", eps=config.rms_norm_eps)
+
+
+class Seq2Seq(Decoder):
+    """A decoder whose layers attend to a source, and the encoder that reads it. Batches have a `source`; targets see that of their
+    own segment. In decoding the store has the memory, made by `encode`."""
+
+    def __init__(
+        self, config: ModelConfig, groups: ProcessGroups, *, checkpointing: Checkpointing = "none", document_kernel: AskedKernel = "auto"
+    ) -> None:
+        super().__init__(config, groups, checkpointing=checkpointing, document_kernel=document_kernel)
+        self.encoder = Encoder(config, groups, checkpointing=checkpointing)
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        return [*self.encoder.layers, *self.layers]
+
+    def hidden(self, batch: Batch, key: DropoutKey | None, *, store: KeyValueStore | None, split: bool) -> Tensor:
+        context = self._context(batch, key, store=store, split=split)
+        if store is not None:
+            memory = store.memory
+        else:
+            assert batch.source is not None, "an encoder-decoder's batch has a source"
+            targets = torch.zeros_like(batch.inputs, dtype=torch.int32) if batch.segments is None else batch.segments
+            mask = AttentionMask.between_segments(targets, batch.source.segments)
+            memory = Memory(self._encoded(batch.source, batch.samples, key), mask)
+        context = replace(context, memory=memory)
+        x = self._embedded(self.embedding, batch.inputs, context)
+        return self.final_norm(self._through(self.layers, x, context))
+
+    @torch.no_grad()
+    def encode(self, source: Source) -> Memory:
+        """What decoding sees of sources [B, S], one a row in segment 0, the rest of the row being padding; no dropout. Each layer makes
+        its keys and values of it at its first forward, and they are kept."""
+        mask = AttentionMask.between_segments(torch.zeros_like(source.segments[:, :1]), source.segments)
+        samples = torch.zeros_like(source.inputs[:, 0])
+        numbers = torch.arange(len(samples), device=samples.device)
+        return Memory(self._encoded(source, samples, None), mask, projected={}, sources=numbers)
+
+    def _encoded(self, source: Source, samples: Tensor, key: DropoutKey | None) -> Tensor:
+        """[B, S, D] on every tp rank, inside the tp region: gathered once for all layers."""
+        tp, encoder = self.groups.tp, self.encoder
+        split = self.groups.sequence_parallel and source.inputs.shape[1] % tp.size == 0
+        mask = AttentionMask.between_segments(source.segments, source.segments)
+        context = self._around(source.positions, samples, key, mask=mask, split=split)
+        embedding = self.embedding if encoder.embedding is None else encoder.embedding
+        x = self._embedded(embedding, source.inputs, context.within("encoder"))
+        return enter_tp(encoder.final_norm(self._through(encoder.layers, x, context)), tp, split=split)

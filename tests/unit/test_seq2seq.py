@@ -1,0 +1,145 @@
+"""If this fails, the encoder-decoder is not the model that the maths describes, or reads sentences that aren't its pair's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from megatron_lite.inference.kv_cache import KVCache
+from megatron_lite.model_config import ModelConfig
+from megatron_lite.models.batch import Batch, DropoutKey, Source
+from megatron_lite.models.build import build_model
+from megatron_lite.models.seq2seq import Seq2Seq
+from megatron_lite.parallel.groups import ProcessGroups
+from megatron_lite.sizes import num_parameters
+from tests import reference
+from tests.logical import assemble, blocks_of, gradient
+
+TINY: dict[str, Any] = {
+    "family": "seq2seq",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 16,
+}
+VARIANTS = [
+    {"tie_word_embeddings": True},  # one matrix for source, target and output, as in the 2017 paper
+    {"encoder": {"num_hidden_layers": 1, "share_embedding": False}, "tie_word_embeddings": True, "num_key_value_heads": 1},
+    {"encoder": {"share_embedding": False}},
+]
+TARGET_STARTS = [[0, 5, 13], [0, 9]]  # row 0: two pairs and padding on both sides; row 1: one pair, padding in the targets alone
+SOURCE_STARTS = [[0, 4, 11], [0]]
+
+
+def build(**extra: Any) -> Seq2Seq:
+    checkpointing = extra.pop("checkpointing", "none")
+    model = build_model(ModelConfig(**TINY | extra), ProcessGroups.single(), seed=1, checkpointing=checkpointing)
+    assert isinstance(model, Seq2Seq)
+    return model
+
+
+def rows(seed: int = 0) -> list[reference.Row]:
+    draw = np.random.default_rng(seed)
+    inputs, targets, source = draw.integers(0, 64, (2, 16)), draw.integers(0, 64, (2, 16)), draw.integers(0, 64, (2, 12))
+    targets[0, 13:] = targets[1, 9:] = -100
+    return [reference.Row(inputs[i], targets[i], TARGET_STARTS[i], 3 + i, source[i], SOURCE_STARTS[i]) for i in range(2)]
+
+
+def batch_of(rows: list[reference.Row]) -> Batch:
+    batch = Batch.from_rows(
+        np.stack([row.inputs for row in rows]),
+        np.stack([row.targets for row in rows]),
+        [row.segment_starts for row in rows],
+        [row.sample for row in rows],
+        document_mask=True,
+    )
+    return batch.with_source(np.stack([row.source for row in rows if row.source is not None]), [row.source_starts for row in rows])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("extra", VARIANTS, ids=["one-matrix", "two-matrices", "three-matrices"])
+def test_equals_the_plain_model(extra: dict[str, Any], dropout: float) -> None:
+    """Loss, logits and every logical gradient, dropout included; and the number of parameters."""
+    model = build(hidden_dropout=dropout, attention_dropout=dropout, **extra)
+    assert sum(weight.numel() for weight in model.parameters()) == num_parameters(model.config)
+    loss, count = model(batch_of(rows()), DropoutKey(9, 5))
+    loss.backward()
+    weights = {name: tensor.requires_grad_() for name, tensor in assemble([blocks_of(model)]).items()}
+    plain = sum(reference.row_loss(weights, model.config, row, step=reference.Step(9, 5)) for row in rows())
+    assert int(count) == 22
+    assert abs(loss.item() - plain.item()) < 1e-4
+    expected = dict(zip(weights, torch.autograd.grad(plain, list(weights.values()))))
+    for name, mine in assemble([blocks_of(model, gradient)]).items():
+        assert (mine - expected[name]).norm() <= 1e-5 * expected[name].norm(), name
+
+
+@pytest.mark.parametrize("checkpointing", ["selective", "full"])
+def test_recomputing_changes_nothing(checkpointing: str) -> None:
+    """Loss and gradients are bit-equal, dropout included; the encoder's come through the layers that are computed again."""
+    results = []
+    for how in ("none", checkpointing):
+        model = build(checkpointing=how, hidden_dropout=0.2, attention_dropout=0.2)
+        loss, _ = model(batch_of(rows()), DropoutKey(1, 2))
+        loss.backward()
+        results.append((loss.detach(), assemble([blocks_of(model, gradient)])))
+    assert torch.equal(results[0][0], results[1][0])
+    for name, tensor in results[0][1].items():
+        assert torch.equal(tensor, results[1][1][name]), name
+
+
+def test_a_pair_sees_itself_alone() -> None:
+    """B029 for pairs: another source or target in the row changes nothing, and the source's last word reaches the first target."""
+    model, before = build(), rows()
+    after = rows()
+    assert after[0].source is not None
+    after[0].source[:4] += 1
+    after[0].source[:4] %= 64
+    after[0].inputs[:5] = (after[0].inputs[:5] + 1) % 64
+    one, other = model.logits(batch_of(before)), model.logits(batch_of(after))
+    assert torch.equal(one[0, 5:13], other[0, 5:13]) and torch.equal(one[1], other[1])
+    assert not torch.equal(one[0, :5], other[0, :5])
+    changed = rows()
+    assert changed[0].source is not None
+    changed[0].source[10] = (changed[0].source[10] + 1) % 64  # the last word of the second pair's source
+    assert not torch.equal(model.logits(batch_of(changed))[0, 5], one[0, 5])
+
+
+def test_cached_decoding_is_the_full_forward() -> None:
+    """Token by token after sources of unequal lengths, keys and values of the source made once: the same logits; rows reordered, too."""
+    model = build(encoder={"num_hidden_layers": 1})
+    draw = np.random.default_rng(3)
+    lengths, num_targets = [7, 3, 5], 6
+    sources, targets = [draw.integers(0, 64, size) for size in lengths], torch.from_numpy(draw.integers(0, 64, (3, num_targets)))
+    cache = KVCache(num_targets, memory=model.encode(Source.of(sources)))
+    stepped = []
+    for place in range(num_targets):
+        if place == 3:
+            rows = torch.tensor([2, 0, 1])
+            cache.reorder(rows)
+            targets, sources = targets[rows], [sources[row] for row in rows]
+            stepped = [logits[rows] for logits in stepped]
+        ids, positions = targets[:, place : place + 1], torch.full((3, 1), place)
+        nothing = torch.full_like(ids, -100)
+        stepped.append(model.logits(Batch(ids, nothing, positions, None, torch.zeros(3, dtype=torch.int64)), store=cache)[:, 0])
+    for row, source in enumerate(sources):
+        alone = Batch.from_rows(targets[row : row + 1].numpy(), targets[row : row + 1].numpy(), [[0]], [0], document_mask=True)
+        whole = model.logits(alone.with_source(source[None], [[0]]))[0]
+        torch.testing.assert_close(torch.stack(stepped, 1)[row], whole, atol=1e-5, rtol=0)
+
+
+def test_the_loss_is_of_the_targets_as_they_stand() -> None:
+    """B062: a target is predicted at the place of the input before it; nothing is shifted again."""
+    model = build()
+    batch = batch_of(rows())
+    logits = model.logits(batch)
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum")
+    assert abs(model(batch)[0].item() - wanted.item()) < 1e-3
+    fewer = replace(batch, targets=batch.targets.where(batch.targets < 32, -100))
+    assert int(model(fewer)[1]) == int((fewer.targets >= 0).sum())
