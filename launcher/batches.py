@@ -10,9 +10,9 @@ from itertools import count, tee
 import numpy as np
 import torch
 
-from data_pipeline.loader import Prefetcher, Row, batch_id, row_digest
+from data_pipeline.loader import Prefetcher, batch_id, row_digest
 from data_pipeline.pair_loader import PairRow, pair_row_digest
-from launcher.datasets import AnyRows
+from launcher.datasets import AnyRow, AnyRows
 from megatron_lite.checkpoint.agree import gather_bytes
 from megatron_lite.models.batch import Batch
 from megatron_lite.parallel.groups import Axis
@@ -48,7 +48,7 @@ class Batches(Iterator[GlobalBatch]):
         assert share * dp.size == global_batch_size and share % micro_batch_size == 0, (global_batch_size, dp.size, micro_batch_size)
         self._micro_batch_size, self._document_mask, self._device = micro_batch_size, document_mask, device
         to_read, self._samples = tee(range(first, first + share) for first in count(start_sample + dp.rank * share, global_batch_size))
-        self._prefetcher = Prefetcher(rows, to_read, depth=PREFETCHED, num_threads=rows.num_threads)
+        self._prefetcher: Prefetcher[AnyRow] = Prefetcher(rows, to_read, depth=PREFETCHED, num_threads=rows.num_threads)
 
     def __next__(self) -> GlobalBatch:
         began = time.perf_counter()
@@ -68,7 +68,7 @@ class Batches(Iterator[GlobalBatch]):
         self._prefetcher.close()
 
 
-def to_batch(rows: Sequence[Row] | Sequence[PairRow], samples: Sequence[int], *, document_mask: bool, device: torch.device) -> Batch:
+def to_batch(rows: Sequence[AnyRow], samples: Sequence[int], *, document_mask: bool, device: torch.device) -> Batch:
     """Rows as tensors on the device; pairs are always kept apart."""
     batch = Batch.from_rows(
         np.stack([row.inputs for row in rows]),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from data_pipeline.dataset import Dataset
-from data_pipeline.loader import RowSource
+from data_pipeline.loader import Row, RowSource
 from data_pipeline.mixture import Phase
-from data_pipeline.pair_loader import PairRowSource
+from data_pipeline.pair_loader import PairRow, PairRowSource
 from launcher.config import DataSection, RunConfig
 
+AnyRow = Row | PairRow
 AnyRows = RowSource | PairRowSource
 
 

@@ -17,12 +17,13 @@ from unittest import mock
 import numpy as np
 import torch
 
+from data_pipeline.pair_rows import PairRow, assemble_pairs, pair_row_digest
 from data_pipeline.rows import Row, assemble, batch_id, row_digest
 from launcher.batches import Batches, gather_batch_id
 from megatron_lite.checkpoint.slices import logical_slices
 from megatron_lite.config import OptimizerConfig, ParallelConfig, TrainingConfig
 from megatron_lite.layers import matmul, tiled_attention
-from megatron_lite.model_config import ModelConfig
+from megatron_lite.model_config import EncoderConfig, ModelConfig
 from megatron_lite.models.build import build_model
 from megatron_lite.parallel.groups import ProcessGroups
 from megatron_lite.training.engine import Engine, build_engine
@@ -48,7 +49,12 @@ MODELS = {
     "gqa": _BASE,  # 2 KV heads: shared by 2 ranks each at tp 4; 97 is divided by no tp
     "mqa": _BASE.model_copy(update={"num_key_value_heads": 1, "vocab_size": 90, "tie_word_embeddings": True}),
     "tiny-vocabulary": _BASE.model_copy(update={"vocab_size": 9}),  # at tp 4 the last rank holds padding only
+    "seq2seq": _BASE.model_copy(update={"family": "seq2seq", "tie_word_embeddings": True}),  # one matrix for source, target and output
+    "seq2seq-apart": _BASE.model_copy(
+        update={"family": "seq2seq", "encoder": EncoderConfig(num_hidden_layers=1, share_embedding=False), "num_key_value_heads": 1}
+    ),
 }
+SOURCE_LENGTH = 24  # of a row of pairs
 TABLE = ("gqa", "mqa")  # the models of the whole table
 
 
@@ -121,8 +127,28 @@ class SyntheticRows:
         return assemble(pieces, sequence_length=LENGTH, begin_id=BEGIN, token_bytes=self._bytes)
 
 
-def rows_of(step: int, vocabulary: int) -> list[Row]:
-    source = SyntheticRows(vocabulary)
+class SyntheticPairRows(SyntheticRows):
+    """rows[sample]: pairs of such documents; the target is the source's tokens, each doubled and one more."""
+
+    def __getitem__(self, sample: int) -> PairRow:  # type: ignore[override]
+        draw = np.random.default_rng([8, sample])
+        pairs: list[tuple[np.ndarray, np.ndarray]] = []
+        left = [SOURCE_LENGTH, LENGTH - int(draw.integers(0, 2) * draw.integers(0, 9))]
+        while min(left) >= 4:
+            size = int(draw.integers(2, min(9, min(left)) + 1))
+            source = 1 + (draw.integers(0, 12) + 5 * np.arange(size)) % 24
+            target = np.concatenate([2 * source % self._vocabulary, [3, BEGIN]])[: left[1]]
+            pairs.append((source.astype(np.int64), target.astype(np.int64)))
+            left = [left[0] - source.size, left[1] - target.size]
+        return assemble_pairs(pairs, source_length=SOURCE_LENGTH, target_length=LENGTH, begin_id=BEGIN, token_bytes=self._bytes)
+
+
+def rows_for(model: ModelConfig) -> SyntheticRows:
+    return (SyntheticPairRows if model.family == "seq2seq" else SyntheticRows)(model.vocabulary)
+
+
+def rows_of(step: int, model: ModelConfig) -> list[Row] | list[PairRow]:
+    source = rows_for(model)
     return [source[sample] for sample in range((step - 1) * BATCH, step * BATCH)]
 
 
@@ -134,6 +160,7 @@ def configs(case: Case) -> tuple[ModelConfig, TrainingConfig, OptimizerConfig, P
     training = TrainingConfig(
         steps=STEPS,
         sequence_length=LENGTH,
+        source_length=SOURCE_LENGTH if model.family == "seq2seq" else None,
         global_batch_size=BATCH,
         micro_batch_size=BATCH // case.dp // case.accumulation,
         precision=case.precision,
@@ -169,7 +196,7 @@ def run(case: Case, steps: int = STEPS) -> Trace:
         engine, trace = build(case), Trace()
         micro = BATCH // case.dp // case.accumulation
         batches = Batches(
-            SyntheticRows(MODELS[case.model].vocabulary),
+            rows_for(MODELS[case.model]),
             dp=engine.groups.dp,
             global_batch_size=BATCH,
             micro_batch_size=micro,
@@ -253,14 +280,17 @@ def expected(model: str, dropout: float, precision: str = "fp32", lr: float = LR
     case = Case(model=model, dropout=dropout, precision=precision, lr=lr)
     config = configs(case)[0]
     start = logical.assemble([logical.blocks_of(build_model(config, ProcessGroups.single(), seed=SEED))])
-    rows = [rows_of(step, config.vocabulary) for step in range(1, steps + 1)]
-    batches = [
-        [reference.Row(row.inputs, row.targets, row.segment_starts, sample=number * BATCH + place) for place, row in enumerate(batch)]
-        for number, batch in enumerate(rows)
-    ]
+    rows = [rows_of(step, config) for step in range(1, steps + 1)]
+    batches = [[plain_row(row, number * BATCH + place) for place, row in enumerate(batch)] for number, batch in enumerate(rows)]
     ran = reference.train(start, config, optimizer_config(case), batches, lrs=[lr] * steps, seed=SEED, precision=rounding)
-    ids = [batch_id([row_digest(row) for row in batch]) for batch in rows]
+    ids = [batch_id([pair_row_digest(row) if isinstance(row, PairRow) else row_digest(row) for row in batch]) for batch in rows]
     return Trace(ran.losses, ran.grad_norms, ids, ran.first_gradients, ran.weights)
+
+
+def plain_row(row: Row | PairRow, sample: int) -> reference.Row:
+    if isinstance(row, PairRow):
+        return reference.Row(row.inputs, row.targets, row.target_starts, sample, row.source, row.source_starts)
+    return reference.Row(row.inputs, row.targets, row.segment_starts, sample)
 
 
 @dataclass(frozen=True)
@@ -293,10 +323,10 @@ def distance(trace: Trace, wanted: Trace) -> Distance:
     )
 
 
-def measure(case: Case) -> Distance:
+def measure(case: Case, steps: int = STEPS) -> Distance:
     """Run the case on its ranks and compare; raises AssertionError where ranks disagree with each other."""
-    trace = joined(pool(case.world_size).run(run, case, timeout_s=300.0))
-    return distance(trace, expected(case.model, case.dropout, case.precision, case.lr))
+    trace = joined(pool(case.world_size).run(run, case, steps, timeout_s=300.0))
+    return distance(trace, expected(case.model, case.dropout, case.precision, case.lr, steps))
 
 
 def is_real_learning(trace: Trace) -> bool:

@@ -52,7 +52,7 @@ def _pieces(starts: Sequence[int], length: int) -> Tensor:
 
 
 def _places(pieces: Tensor) -> Tensor:
-    return torch.tensor([i - int((pieces == piece).nonzero()[0]) for i, piece in enumerate(pieces)])
+    return torch.arange(len(pieces)) - torch.searchsorted(pieces, pieces)  # where its piece begins
 
 
 def _dropped(x: Tensor, config: ModelConfig, row: Row, step: Step | None, site: str) -> Tensor:

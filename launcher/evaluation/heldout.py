@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from data_pipeline.loader import NO_TARGET, Row
-from data_pipeline.pair_loader import PairRow
+from data_pipeline.loader import NO_TARGET
 from launcher.batches import to_batch
-from launcher.datasets import AnyRows
+from launcher.datasets import AnyRow, AnyRows
 from launcher.metrics import perplexity
 from megatron_lite.models.batch import Batch
 from megatron_lite.parallel.groups import ProcessGroups
 
-R = TypeVar("R", Row, PairRow)
 Forward = Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -106,5 +103,5 @@ def agree(flag: bool, groups: ProcessGroups, device: torch.device) -> bool:
     return int(value) > 0
 
 
-def _empty(row: R) -> R:
+def _empty(row: AnyRow) -> AnyRow:
     return replace(row, targets=np.full_like(row.targets, NO_TARGET), num_targets=0, target_bytes=0)

@@ -35,6 +35,12 @@ COVERING = [
     Case(tp=4, stage=1, large_kernels=True, model="mqa"),
 ]
 
+PAIRS = [
+    Case(tp=2, stage=1, sequence_parallel=True, model="seq2seq", dropout=0.1, accumulation=4),
+    Case(tp=2, stage=None, model="seq2seq-apart", checkpointing="selective"),
+    Case(tp=2, dp=2, stage=3, model="seq2seq-apart", checkpointing="full", dropout=0.1),
+]
+
 PLANTED = [
     Case(tp=2, stage=1, fault="missing tp mark"),
     Case(tp=2, stage=3, fault="missing tp mark"),
@@ -56,6 +62,13 @@ def test_the_comparison_is_of_real_learning(model: str, dropout: float) -> None:
 def test_layout_changes_nothing(case: Case) -> None:
     """B065, B096, B154: losses, norms, gradients, parameters and batches are those of plain torch on one process."""
     measured = parity.measure(case)
+    assert measured.within_limits, f"{measured}; wanted {LIMITS}"
+
+
+@pytest.mark.parametrize("case", PAIRS, ids=str)
+def test_layout_changes_nothing_for_an_encoder_decoder(case: Case) -> None:
+    """The same with an encoder: its gradients come through every layer's cross-attention, summed over tp."""
+    measured = parity.measure(case, steps=3)
     assert measured.within_limits, f"{measured}; wanted {LIMITS}"
 
 
