@@ -18,9 +18,7 @@ class InitConfig(Section):
     """Initial weights: normal(0, std); projections into the residual stream divided by the root of how many there are (GPT-2)."""
 
     std: float = Field(0.02, gt=0)  # of the normal distribution
-    scaled_residual: bool = (
-        True  # divide what writes into the residual stream by sqrt(2 * layers), in a decoder with cross-attention sqrt(3 * layers)
-    )
+    scaled_residual: bool = True  # divide what writes into the residual stream by sqrt(2 * layers), beside cross-attention sqrt(3 * layers)
 
 
 class EncoderConfig(Section):
@@ -33,9 +31,7 @@ class EncoderConfig(Section):
 class ModelConfig(Section):
     """A Transformer: pre-RMSNorm, RoPE, grouped-query attention, SwiGLU."""
 
-    family: Literal["decoder", "seq2seq"] = (
-        "decoder"  # decoder: one text goes on; seq2seq: an encoder reads a source, a decoder writes a target
-    )
+    family: Literal["decoder", "seq2seq"] = "decoder"  # decoder: a text goes on; seq2seq: an encoder reads a source, a decoder writes
     vocab_size: int | Literal["auto"] = "auto"  # auto: the tokenizer's
     hidden_size: int = Field(256, gt=0)  # width of the residual stream
     num_hidden_layers: int = Field(4, gt=0)  # blocks; of an encoder-decoder, those of the decoder
