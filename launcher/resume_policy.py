@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import ConfigError, DataError, Fault
 from launcher.config import RunConfig
-from megatron_lite.model_config import ModelConfig
 
 if TYPE_CHECKING:  # login nodes ask too, without torch
     from megatron_lite.checkpoint.manifest import RunState
@@ -44,7 +43,7 @@ def require_same_run(saved: RunState, wanted: Mapping[str, Any], *, folder: obje
     """Raises ConfigError for another model, tokenizer, seed or sequence length, else DataError for other data; old and new shown."""
     old = saved.identity()
     pairs: list[tuple[str, Any, Any]] = []
-    pairs += [(f"model.{key}", before, after) for key, before, after in _differences(_complete(old["model"]), wanted["model"])]
+    pairs += [(f"model.{key}", before, after) for key, before, after in _differences(old["model"], wanted["model"])]
     pairs += [("run.seed", old["seed"], wanted["seed"])]
     pairs += [("training.sequence_length", old["sequence_length"], wanted["sequence_length"])]
     old_data, new_data = old["data_identity"], wanted["data_identity"]
@@ -79,16 +78,8 @@ def require_same_meaning(origin: Mapping[str, Any], wanted: Mapping[str, Any], *
 
 def changed_meaning(origin: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """(key, old, new) of what may change for weights alone, as for longer rows, and changes what they compute at first."""
-    pairs = _differences(_complete(origin["model"]), wanted["model"])
+    pairs = _differences(origin["model"], wanted["model"])
     return [(f"model.{key}", before, after) for key, before, after in pairs if key.startswith(RECORDED_OF_WEIGHTS)]
-
-
-def _complete(model: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A model section of an earlier version, with the keys that there are by now: their defaults are what it had without them."""
-    try:
-        return ModelConfig.model_validate(model).model_dump(mode="json")
-    except ValueError:  # of a later version: the keys themselves will be shown
-        return model
 
 
 def _heads(model: Mapping[str, Any]) -> dict[str, int]:

@@ -7,4 +7,5 @@ from megatron_lite.model_config import ModelConfig
 
 def replicated_extras(config: ModelConfig) -> int:
     """Elements, beside the matrices, that every tp rank holds."""
-    return config.max_position_embeddings * config.hidden_size if config.position.type == "learned" else 0
+    sides = 2 if config.family == "seq2seq" else 1
+    return sides * config.max_position_embeddings * config.hidden_size if config.position.type == "learned" else 0

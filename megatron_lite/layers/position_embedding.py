@@ -47,7 +47,10 @@ class SinusoidalPositions(nn.Module):
         return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
-def position_embedding(config: ModelConfig, *, name: str) -> LearnedPositions | SinusoidalPositions | None:
+PositionEmbedding = LearnedPositions | SinusoidalPositions
+
+
+def position_embedding(config: ModelConfig, *, name: str) -> PositionEmbedding | None:
     """What is added to the embeddings under this config, its table of this name; None for positions that enter elsewhere."""
     if config.position.type == "learned":
         return LearnedPositions(config.max_position_embeddings, config.hidden_size, name=name)

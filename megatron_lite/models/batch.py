@@ -21,6 +21,7 @@ class Source:
     inputs: Tensor  # int64 [B, S]
     positions: Tensor  # int64 [B, S]
     segments: Tensor  # int32 [B, S]: tokens see those of their own number, and are seen by targets of it
+    longest: int  # tokens of the longest piece
 
     @staticmethod
     def of(texts: Sequence[Sequence[int] | np.ndarray], *, device: torch.device | str = "cpu") -> Source:
@@ -30,6 +31,10 @@ class Source:
         for row, text in enumerate(texts):
             inputs[row, : len(text)] = text
         return _source(inputs, [[0] if len(text) == length else [0, len(text)] for text in texts], device)
+
+    @property
+    def length(self) -> int:
+        return self.inputs.shape[1]
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,8 @@ class Batch:
 
 def _source(inputs: np.ndarray, segment_starts: Sequence[Sequence[int] | np.ndarray], device: torch.device | str) -> Source:
     segments, positions = _pieces(segment_starts, inputs.shape[1])
-    return Source(_tensor(inputs, np.int64, device), _tensor(positions, np.int64, device), _tensor(segments, np.int32, device))
+    longest = int(positions.max()) + 1
+    return Source(_tensor(inputs, np.int64, device), _tensor(positions, np.int64, device), _tensor(segments, np.int32, device), longest)
 
 
 def _pieces(segment_starts: Sequence[Sequence[int] | np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:

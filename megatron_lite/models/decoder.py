@@ -16,10 +16,10 @@ from megatron_lite.layers.dropout import EMBEDDING, DropoutPlace, dropout
 from megatron_lite.layers.embedding import HeadOutput, LMHead, VocabEmbedding
 from megatron_lite.layers.kernels import AttentionMask
 from megatron_lite.layers.norms import RMSNorm
-from megatron_lite.layers.position_embedding import LearnedPositions, position_embedding
+from megatron_lite.layers.position_embedding import LearnedPositions, PositionEmbedding, position_embedding
 from megatron_lite.layers.positions import rotation
 from megatron_lite.model_config import ModelConfig
-from megatron_lite.models.batch import Batch
+from megatron_lite.models.batch import Batch, Source
 from megatron_lite.models.block import Block
 from megatron_lite.parallel.collectives import own_block
 from megatron_lite.parallel.groups import ProcessGroups
@@ -67,13 +67,19 @@ class Decoder(nn.Module):
     def hidden(self, batch: Batch, key: DropoutKey | None, *, store: KeyValueStore | None, split: bool) -> Tensor:
         """The last hidden states after the final norm, [B, S/tp, D] where split, else [B, S, D]."""
         context = self._context(batch, key, store=store, split=split)
-        x = self._embedded(batch, context)
+        x = self._embedded(batch, context, self.embedding, self.position_embedding)
         return self.final_norm(self._through(self.layers, x, context))
 
-    def _embedded(self, batch: Batch, context: ForwardContext) -> Tensor:
-        x = self.embedding(batch.inputs, split=context.split)
-        if self.position_embedding is not None:
-            x = x + self.position_embedding(self._positions(batch, store=context.store, split=context.split)).to(x.dtype)
+    def _embedded(
+        self, text: Batch | Source, context: ForwardContext, embedding: VocabEmbedding, position_embedding: PositionEmbedding | None
+    ) -> Tensor:
+        x = embedding(text.inputs, split=context.split)
+        if position_embedding is not None:
+            if isinstance(position_embedding, LearnedPositions):
+                cached = context.store is not None  # then a few tokens, anywhere; else counted in each document from 0
+                position_embedding.require(int(text.positions.max()) + 1 if cached else text.longest or text.length)
+            positions = own_block(text.positions, self.groups.tp, dim=1) if context.split else text.positions
+            x = x + position_embedding(positions).to(x.dtype)
         return dropout(x, self.config.hidden_dropout, context.dropout, where=EMBEDDING)
 
     def _through(self, layers: nn.ModuleList, x: Tensor, context: ForwardContext) -> Tensor:
@@ -126,13 +132,6 @@ class Decoder(nn.Module):
             attention_dropout=DropoutPlace(keys) if keys is not None else None,
             store=store,
         )
-
-    def _positions(self, batch: Batch, *, store: KeyValueStore | None, split: bool) -> Tensor:
-        """Of the tokens that this rank embeds, [B, S/tp or S]."""
-        if isinstance(self.position_embedding, LearnedPositions):
-            cached = store is not None  # then a few tokens, anywhere; else counted in each document from 0
-            self.position_embedding.require(int(batch.positions.max()) + 1 if cached else batch.longest or batch.length)
-        return own_block(batch.positions, self.groups.tp, dim=1) if split else batch.positions
 
     def _document_mask(self, batch: Batch) -> AttentionMask:
         if batch.segments is None:

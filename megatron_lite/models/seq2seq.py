@@ -13,6 +13,7 @@ from megatron_lite.layers.embedding import VocabEmbedding
 from megatron_lite.layers.kernels import AttentionMask
 from megatron_lite.layers.linear import enter_tp
 from megatron_lite.layers.norms import RMSNorm
+from megatron_lite.layers.position_embedding import position_embedding
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, Source
 from megatron_lite.models.block import Block
@@ -30,6 +31,7 @@ class Encoder(nn.Module):
         self.embedding: VocabEmbedding | None = None
         if not config.encoder.share_embedding:
             self.embedding = VocabEmbedding(config.vocabulary, size, groups, name="encoder.embedding.weight")
+        self.position_embedding = position_embedding(config, name="encoder.position_embedding.weight")
         self.layers = nn.ModuleList(
             Block(config, groups, layer=layer, recompute_attention=checkpointing == "selective", within="encoder.")
             for layer in range(config.encoder_layers)
@@ -61,7 +63,7 @@ class Seq2Seq(Decoder):
             mask = AttentionMask.between_segments(targets, batch.source.segments)
             memory = Memory(self._encoded(batch.source, batch.samples, key), mask)
         context = replace(context, memory=memory)
-        x = self._embedded(self.embedding, batch.inputs, context)
+        x = self._embedded(batch, context, self.embedding, self.position_embedding)
         return self.final_norm(self._through(self.layers, x, context))
 
     @torch.no_grad()
@@ -80,5 +82,5 @@ class Seq2Seq(Decoder):
         mask = AttentionMask.between_segments(source.segments, source.segments)
         context = self._around(source.positions, samples, key, mask=mask, split=split)
         embedding = self.embedding if encoder.embedding is None else encoder.embedding
-        x = self._embedded(embedding, source.inputs, context.within("encoder"))
+        x = self._embedded(source, context.within("encoder"), embedding, encoder.position_embedding)
         return enter_tp(encoder.final_norm(self._through(encoder.layers, x, context)), tp, split=split)

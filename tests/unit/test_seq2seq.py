@@ -32,7 +32,7 @@ TINY: dict[str, Any] = {
 VARIANTS = [
     {"tie_word_embeddings": True},  # one matrix for source, target and output, as in the 2017 paper
     {"encoder": {"num_hidden_layers": 1, "share_embedding": False}, "tie_word_embeddings": True, "num_key_value_heads": 1},
-    {"encoder": {"share_embedding": False}},
+    {"encoder": {"share_embedding": False}, "position": {"type": "learned"}},
 ]
 TARGET_STARTS = [[0, 5, 13], [0, 9]]  # row 0: two pairs and padding on both sides; row 1: one pair, padding in the targets alone
 SOURCE_STARTS = [[0, 4, 11], [0]]
@@ -64,7 +64,7 @@ def batch_of(rows: list[reference.Row]) -> Batch:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-@pytest.mark.parametrize("extra", VARIANTS, ids=["one-matrix", "two-matrices", "three-matrices"])
+@pytest.mark.parametrize("extra", VARIANTS, ids=["one-matrix", "two-matrices", "three-matrices, learned positions"])
 def test_equals_the_plain_model(extra: dict[str, Any], dropout: float) -> None:
     """Loss, logits and every logical gradient, dropout included; and the number of parameters."""
     model = build(hidden_dropout=dropout, attention_dropout=dropout, **extra)

@@ -11,7 +11,13 @@ from megatron_lite.config import OptimizerConfig
 from megatron_lite.parallel.shard_spec import ShardSpec, spec_of
 
 # Tied, the first is the last too; an encoder may have its own.
-EMBEDDINGS = ("embedding.weight", "position_embedding.weight", "encoder.embedding.weight", "encoder.position_embedding.weight", "lm_head.weight")
+EMBEDDINGS = (
+    "embedding.weight",
+    "position_embedding.weight",
+    "encoder.embedding.weight",
+    "encoder.position_embedding.weight",
+    "lm_head.weight",
+)
 STATES = ("exp_avg", "exp_avg_sq")
 
 
