@@ -174,7 +174,8 @@ def saved_by_loss(shape: RankShape) -> dict[str, int]:
 
 def logits_bytes(shape: RankShape) -> tuple[int, int]:
     """(while the loss is computed, when its backward begins): what it keeps; and of a chunk of tokens the logits, probabilities
-    in fp32, their copies for matrix products, and the head's gradient, with the last chunk's; or what is kept, scaled."""
+    in fp32 (one rank alone on CPU rounds them block by block), their copies for matrix products, and the head's gradient, with
+    the last chunk's; or what is kept, scaled."""
     rows, size, item, kept = (
         vocabulary_rows(shape.model.vocabulary, shape.tp),
         shape.model.hidden_size,
@@ -188,6 +189,7 @@ def logits_bytes(shape: RankShape) -> tuple[int, int]:
         working, rounded = 3 * logits + head * min(chunks - 1, 2), 0
     else:
         rounded = head // 2
+        logits = logits // 2 if shape.on_cpu and shape.tp == 1 else logits
         working = 2 * logits + rounded if chunks == 1 else max(4 * logits + rounded, 2 * logits + 3 * rounded)
     hidden = (shape.tokens + chunk) * size * item
     return hidden + kept + working, 2 * kept + rounded

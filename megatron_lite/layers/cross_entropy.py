@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from megatron_lite.layers.matmul import times_transposed
+from megatron_lite.layers.row_blocks import row_blocks
 from megatron_lite.parallel.collectives import all_gather
 from megatron_lite.parallel.groups import Axis
 from megatron_lite.sizes import loss_chunk_tokens
@@ -99,9 +100,19 @@ def _chunks(hidden: Tensor, weight: Tensor, targets: Tensor, tp: Axis, vocab_sta
         if num_valid_rows:
             index = local.masked_fill(~mine, 0)[:, None]
             target_logit = logits.gather(1, index)[:, 0].float().masked_fill(~mine, 0.0)
-            maximum = logits.amax(dim=1).float()
-            probabilities = torch.softmax(logits, dim=1, dtype=torch.float32)
-            local_log_sum = maximum - probabilities.amax(dim=1).log()  # the largest is 1 / sum(exp(logits - maximum))
+            minus_one = -mine[:, None].float()
+            probabilities = torch.empty_like(logits, dtype=hidden.dtype if tp.size == 1 else torch.float32)
+            local_log_sum = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
+            for rows in row_blocks(logits):
+                out = probabilities[rows] if probabilities.dtype == torch.float32 else None
+                part = torch.softmax(logits[rows], dim=1, dtype=torch.float32, out=out)
+                local_log_sum[rows] = (
+                    logits[rows].amax(dim=1).float() - part.amax(dim=1).log()
+                )  # the largest is 1 / sum(exp(logits - maximum))
+                if tp.size == 1:
+                    part.scatter_add_(1, index[rows], minus_one[rows])
+                if out is None:
+                    probabilities[rows] = part
         else:  # a rank of padding only
             target_logit = torch.zeros(logits.shape[0], dtype=torch.float32, device=logits.device)
             local_log_sum = torch.full_like(target_logit, float("-inf"))
@@ -111,7 +122,7 @@ def _chunks(hidden: Tensor, weight: Tensor, targets: Tensor, tp: Axis, vocab_sta
             gathered = all_gather(torch.stack([local_log_sum, target_logit])[None], tp, dim=0)  # [tp, 2, C]
             log_sum, whole_target_logit = gathered[:, 0].logsumexp(dim=0), gathered[:, 1].sum(dim=0)
             probabilities *= (local_log_sum - log_sum).exp()[:, None]
+            if num_valid_rows:
+                probabilities.scatter_add_(1, index, minus_one)
         losses = (log_sum - whole_target_logit).masked_fill(~counted, 0.0)
-        if num_valid_rows:
-            probabilities.scatter_add_(1, index, -mine[:, None].float())
         yield span, losses, probabilities.to(hidden.dtype), counted

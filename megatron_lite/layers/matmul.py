@@ -26,6 +26,14 @@ def times_transposed(a: Tensor, b: Tensor) -> Tensor:
     return _product(a, b) if _serves(a, b) else F.linear(a, b)
 
 
+def multiply_into(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """out [M, N] = a @ b^T: [M, K], [N, K], without a gradient."""
+    if _serves(a, b):
+        out.copy_(_product(a, b))
+    else:
+        torch.mm(a, b.t(), out=out)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight^T + bias: [..., K], [N, K], [N] -> [..., N]."""
     return _Linear.apply(x, weight, bias) if _serves(x, weight) else F.linear(x, weight, bias)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron_lite.layers.linear import parameter_of, replicated_vector
+from megatron_lite.layers.row_blocks import row_blocks
 
 
 class RMSNorm(nn.Module):
@@ -26,20 +27,31 @@ class RMSNorm(nn.Module):
 
 
 class _RMSNorm(torch.autograd.Function):
-    """The same with half the passes over memory that torch's composition makes on CPU in backward; sums are fp32."""
+    """The same in blocks of rows that stay in the cache, where torch's composition on CPU passes over memory many times; sums
+    are fp32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        rows, gain = x.flatten(0, -2), weight.float()
+        out, inverse = torch.empty_like(rows), torch.empty(rows.shape[0], 1)
+        for block in row_blocks(rows):
+            wide = rows[block].to(torch.float32, copy=True)
+            norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+            inverse[block] = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+            out[block] = wide.mul_(inverse[block]).mul_(gain)
         ctx.save_for_backward(x, weight, inverse)
-        return (x * inverse).mul_(weight).to(x.dtype)
+        return out.view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         x, weight, inverse = ctx.saved_tensors
-        normalised, above = (x * inverse).flatten(0, -2), gradient.flatten(0, -2)
-        product = normalised * above
-        along = torch.mv(product, weight.float()).div_(-x.shape[-1])  # what of the gradient only scales x
-        of_x = torch.addcmul(above.float() * weight, normalised, along[:, None]).mul_(inverse.flatten(0, -2))
-        return of_x.view(x.shape).to(x.dtype), product.sum(dim=0).to(weight.dtype), None
+        rows, above, gain = x.flatten(0, -2), gradient.flatten(0, -2), weight.float()
+        of_x, of_gain = torch.empty_like(rows), torch.zeros_like(gain)
+        for block in row_blocks(rows):
+            normalised = rows[block].to(torch.float32, copy=True).mul_(inverse[block])
+            wide = above[block].to(torch.float32, copy=True)
+            product = normalised * wide
+            of_gain += product.sum(dim=0)
+            along = torch.mv(product, gain).div_(-x.shape[-1])  # what of the gradient only scales x
+            of_x[block] = wide.mul_(gain).addcmul_(normalised, along[:, None]).mul_(inverse[block])
+        return of_x.view(x.shape), of_gain.to(weight.dtype), None

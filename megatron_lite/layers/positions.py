@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from megatron_lite.attention_config import RopeConfig, RopeScalingConfig
+from megatron_lite.layers.row_blocks import row_blocks
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,22 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Pair (a, b) -> (a cos - b sin, b cos + a sin), both halves in one pass; fp32 by promotion, rounded once to x's dtype."""
-    halves = x.unflatten(-1, (2, -1))
-    turned = halves * cos.unsqueeze(-2)
-    turned += halves.flip(-2) * torch.stack([-sin, sin], dim=-2)
-    return turned.flatten(-2).to(x.dtype)
+    """Pair (a, b) -> (a cos - b sin, b cos + a sin); fp32 by promotion, rounded once to x's dtype."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        halves = x.unflatten(-1, (2, -1))
+        turned = halves * cos.unsqueeze(-2)
+        turned += halves.flip(-2) * torch.stack([-sin, sin], dim=-2)
+        return turned.flatten(-2).to(x.dtype)
+    # The same token by token in blocks: four passes that find them in the cache.
+    out, half = x.new_empty(x.shape), x.shape[-1] // 2
+    tokens, turned_tokens, cosines, sines = (each.flatten(0, 1) for each in (x, out, cos, sin))
+    for block in row_blocks(tokens):
+        wide = tokens[block].to(torch.promote_types(x.dtype, torch.float32))
+        turned = (wide.unflatten(-1, (2, -1)) * cosines[block].unsqueeze(-2)).flatten(-2)
+        turned[..., :half].addcmul_(wide[..., half:], sines[block], value=-1)
+        turned[..., half:].addcmul_(wide[..., :half], sines[block])
+        turned_tokens[block] = turned
+    return out
 
 
 def rotate(x: Tensor, by: Rotation) -> Tensor:

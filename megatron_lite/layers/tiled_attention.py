@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_lite.layers.matmul import times_transposed
+from megatron_lite.layers.matmul import multiply_into, times_transposed
 from megatron_lite.sizes import LEAST_TILE_SCORES, tile_height, tile_scores
 
 _LEAST_SCORES = LEAST_TILE_SCORES
@@ -23,10 +23,11 @@ class Tile:
     """Queries start..stop of a row against its keys first_key..stop."""
 
     row: int
+    number: int  # of the tile in its row
     start: int
     stop: int
     first_key: int
-    unseen: Tensor  # bool [stop - start, stop - unseen_from]: the keys from there on that a query does not see
+    unseen: Tensor | None  # bool [stop - start, stop - unseen_from]: the keys from there on that a query does not see; None: later ones
     unseen_from: int
 
 
@@ -70,15 +71,22 @@ def tiles_of(pieces: tuple[int, ...], length: int, height: int) -> tuple[Tile, .
     first_seen = torch.repeat_interleave(begins[:-1], torch.tensor(pieces)).view(-1, length)
     first_seen = first_seen - torch.arange(first_seen.shape[0])[:, None] * length  # [B, S]: the first key that a query sees
     for row, firsts in enumerate(first_seen):
-        for start in range(0, length, height):
+        for number, start in enumerate(range(0, length, height)):
             stop = min(start + height, length)
             first_key = int(firsts[start])
-            # Where one document fills the tile, only the keys among its own queries need a mask.
-            mask_from = start if int(firsts[stop - 1]) == first_key else first_key
-            keys, queries = torch.arange(mask_from, stop), torch.arange(start, stop)
+            if int(firsts[stop - 1]) == first_key:  # one document fills it: only keys among its own queries can be unseen
+                tiles.append(Tile(row, number, start, stop, first_key, None, start))
+                continue
+            keys, queries = torch.arange(first_key, stop), torch.arange(start, stop)
             unseen = (keys > queries[:, None]) | (keys < firsts[start:stop, None])
-            tiles.append(Tile(row, start, stop, first_key, unseen, mask_from))
+            tiles.append(Tile(row, number, start, stop, first_key, unseen, first_key))
     return tuple(tiles)
+
+
+@functools.lru_cache(maxsize=4)
+def _later(num_queries: int, sharing: int) -> Tensor:
+    """fp32 [num_queries * sharing, num_queries]: -inf at a query's later keys, else 0. Adding it is faster than a fill by bools."""
+    return torch.full((num_queries, num_queries), float("-inf")).triu(1).repeat_interleave(sharing, dim=0)
 
 
 class _Tiled(torch.autograd.Function):
@@ -103,34 +111,52 @@ class _Tiled(torch.autograd.Function):
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, tiles: tuple[Tile, ...]) -> Tensor:
-    queries, exact_k, sharing = _grouped(q, k).float() * q.shape[3] ** -0.5, k.float(), q.shape[1] // k.shape[1]
+    num_kv_heads, sharing = k.shape[1], q.shape[1] // k.shape[1]
+    queries = _grouped(q, k).float() * q.shape[3] ** -0.5
     out = torch.empty_like(queries, dtype=q.dtype)
+    queries_of, out_of = _by_tile(queries), _by_tile(out)
+    keys_of, values_of = _by_head(k.float()), _by_head(v)
     for tile in tiles:
-        for head in range(k.shape[1]):
-            at, keys = (tile.row, head, slice(tile.start, tile.stop)), (tile.row, head, slice(tile.first_key, tile.stop))
-            probabilities = _probabilities(queries[at].flatten(0, 1), exact_k[keys], tile, sharing)
-            out[at] = times_transposed(probabilities.to(q.dtype), v[keys].t()).view(-1, sharing, q.shape[3])
+        for at in range(tile.row * num_kv_heads, (tile.row + 1) * num_kv_heads):
+            probabilities = _probabilities(queries_of[tile.number][at], keys_of[at][tile.first_key : tile.stop], tile, sharing)
+            multiply_into(out_of[tile.number][at], probabilities.to(q.dtype), values_of[at][tile.first_key : tile.stop].t())
     return _like_queries(q).copy_(_ungrouped(out))
 
 
 def _backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, tiles: tuple[Tile, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    scale, sharing = q.shape[3] ** -0.5, q.shape[1] // k.shape[1]
-    queries, above, exact_k, exact_v = _grouped(q, k), _grouped(gradient, k), k.float(), v.float()
-    exact_queries, exact_above = queries.float() * scale, above.float()
+    num_kv_heads, sharing, scale = k.shape[1], q.shape[1] // k.shape[1], q.shape[3] ** -0.5
+    queries, above = _grouped(q, k), _grouped(gradient, k)
+    exact_above = above.float()
     along = (exact_above * _grouped(out, k)).sum(dim=-1, keepdim=True)
     q_gradient = torch.empty_like(queries)
     k_gradient, v_gradient = (torch.zeros(x.shape, dtype=torch.float32) for x in (k, v))
+    by_tile = [_by_tile(x) for x in (queries, queries.float() * scale, above, exact_above, along, q_gradient)]
+    by_head = [_by_head(x) for x in (k, k.float(), v.float(), k_gradient, v_gradient)]
     for tile in tiles:
-        for head in range(k.shape[1]):
-            at, keys = (tile.row, head, slice(tile.start, tile.stop)), (tile.row, head, slice(tile.first_key, tile.stop))
-            probabilities = _probabilities(exact_queries[at].flatten(0, 1), exact_k[keys], tile, sharing)
-            v_gradient[keys] += times_transposed(probabilities.to(q.dtype).t(), above[at].flatten(0, 1).t())
-            scores_gradient = times_transposed(exact_above[at].flatten(0, 1), exact_v[keys])
-            scores_gradient = scores_gradient.sub_(along[at].flatten(0, 1)).mul_(probabilities).to(q.dtype)
-            q_gradient[at] = times_transposed(scores_gradient, k[keys].t()).view(-1, sharing, q.shape[3])
-            k_gradient[keys] += times_transposed(scores_gradient.t(), queries[at].flatten(0, 1).t())
+        for at in range(tile.row * num_kv_heads, (tile.row + 1) * num_kv_heads):
+            mine, exact, over, exact_over, over_along, mine_gradient = (x[tile.number][at] for x in by_tile)
+            keys, exact_keys, exact_values, keys_gradient, values_gradient = (x[at][tile.first_key : tile.stop] for x in by_head)
+            probabilities = _probabilities(exact, exact_keys, tile, sharing)
+            values_gradient.add_(times_transposed(probabilities.to(q.dtype).t(), over.t()))
+            scores_gradient = times_transposed(exact_over, exact_values).sub_(over_along).mul_(probabilities).to(q.dtype)
+            multiply_into(mine_gradient, scores_gradient, keys.t())
+            keys_gradient.add_(times_transposed(scores_gradient.t(), mine.t()))
     q_gradient = torch.mul(_ungrouped(q_gradient), scale, out=_like_queries(q))
     return q_gradient, k_gradient.mul_(scale).to(k.dtype), v_gradient.to(v.dtype)
+
+
+# Views for all tiles at once: made one by one in the loop they would cost as much as a small product.
+
+
+def _by_tile(x: Tensor) -> list[tuple[Tensor, ...]]:
+    """[B, K, S, H/K, E] -> by tile of a row, then by row * K + head: [queries * heads, E]."""
+    sharing = x.shape[3]
+    return [part.unbind(0) for part in x.flatten(0, 1).flatten(1, 2).split(tile_height(sharing) * sharing, dim=1)]
+
+
+def _by_head(x: Tensor) -> tuple[Tensor, ...]:
+    """[B, K, S, E] -> by row * K + head: [S, E]."""
+    return x.flatten(0, 1).unbind(0)
 
 
 def _grouped(x: Tensor, k: Tensor) -> Tensor:
@@ -183,6 +209,9 @@ def _shapes_backward(
 def _probabilities(queries: Tensor, keys: Tensor, tile: Tile, sharing: int) -> Tensor:
     """softmax over what each query sees, fp32 [queries * heads, keys], of queries already scaled."""
     scores = times_transposed(queries, keys)
-    masked = scores.view(-1, sharing, scores.shape[1])[:, :, tile.unseen_from - tile.first_key :]
-    masked.masked_fill_(tile.unseen[:, None], float("-inf"))
+    unseen_from = tile.unseen_from - tile.first_key
+    if tile.unseen is None:
+        scores[:, unseen_from:].add_(_later(tile.stop - tile.start, sharing))
+    else:
+        scores.view(-1, sharing, scores.shape[1])[:, :, unseen_from:].masked_fill_(tile.unseen[:, None], float("-inf"))
     return scores.softmax(dim=1)

@@ -127,9 +127,10 @@ def test_killed_at_random_moments_with_other_workers_each_time(corpus: Path, wan
 
 # A build that stands still at the first rename while it has workers, so that a signal is sure to come before its end.
 STANDING_STILL = """
-import os, sys, time
+import os, signal, sys, time
 import psutil
 from launcher.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job hands on an ignored one
 real = os.replace
 def standing(*arguments, **more):
     if psutil.Process().children():
