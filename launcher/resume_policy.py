@@ -20,7 +20,13 @@ RECORDED = (
     "lr_scheduler.",
     "optimizer.",
 )
-RECORDED_OF_WEIGHTS = ("rope.", "position.", "attention.", "rms_norm_eps")  # of the model section, where weights alone are taken
+RECORDED_OF_WEIGHTS = (
+    "rope.",
+    "position.",
+    "attention.",
+    "rms_norm_eps",
+    "layer_norm_eps",
+)  # of the model section, where weights alone are taken
 
 
 def identity(config: RunConfig, rows_identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,13 +104,39 @@ def saved_by_core(shape: RankShape) -> dict[str, int]:
 
 
 def saved_by_norm(shape: RankShape) -> dict[str, int]:
-    """Bytes for one norm: its input, 1/rms in fp32, and its output, which the matrix after it keeps."""
-    tokens, size, item = shape.tokens, shape.model.hidden_size, shape.itemsize
+    """Bytes for one norm, its output apart: its input, and numbers a token in fp32 (1/rms, or the mean and 1/std)."""
+    tokens, model = shape.tokens // shape.split, shape.model
+    layer_norm, zero_centred = model.norm.type == "layer_norm", model.norm.zero_centred
+    widened = zero_centred and (layer_norm or not shape.on_cpu)
     return {
-        "norm's input": tokens // shape.split * item * size,
-        "1/rms": tokens // shape.split * FP32,
-        "norm's output": tokens * item * size,
+        "input": tokens * model.hidden_size * (FP32 if widened else shape.itemsize),
+        "statistics": tokens * FP32 * (2 if layer_norm else 1),
+        "gain": model.hidden_size * FP32 if zero_centred else 0,
     }
+
+
+def saved_by_residuals(shape: RankShape) -> dict[str, int]:
+    """Bytes of a layer's two branches beside what is inside them: norms, what the branches read, and learned steps' factors."""
+    one, model = saved_by_norm(shape), shape.model
+    parallel, stream = model.residual.parallel, shape.tokens // shape.split * model.hidden_size * shape.itemsize
+    behind = 2 if model.norm.placement == "sandwich" else 0
+    norms, inputs = (1 if parallel == "one_norm" else 2) + behind, (1 if parallel != "none" else 2) + behind
+    read = 1 if parallel == "one_norm" and shape.split == 1 else 2
+    return {
+        "norms' inputs": inputs * one["input"],
+        "norms' statistics": norms * (one["statistics"] + one["gain"]),
+        "what the branches read": read * shape.tokens * model.hidden_size * shape.itemsize,
+        "learned steps' factors": 0 if model.residual.learned_step_size == "none" else 2 * stream,
+    }
+
+
+def saved_by_feed_forward(shape: RankShape) -> dict[str, int]:
+    """Bytes of the MLP: relu keeps its output alone, and its square comes beside it."""
+    one, mlp = shape.tokens * shape.itemsize * shape.feed_forward, shape.model.mlp
+    if mlp.gated:
+        activated = 2 if mlp.activation == "relu2" else 1
+        return {"gate and up": 2 * one, "act(gate)": activated * one, "act(gate) * up": one}
+    return {"up": 0 if mlp.activation in ("relu", "relu2") else one, "act(up)": (2 if mlp.activation == "relu2" else 1) * one}
 
 
 def saved_by_layer(shape: RankShape, checkpointing: str) -> dict[str, int]:
@@ -118,17 +144,14 @@ def saved_by_layer(shape: RankShape, checkpointing: str) -> dict[str, int]:
     item, head, size, tokens = shape.itemsize, shape.model.head_size, shape.model.hidden_size, shape.tokens
     if checkpointing == "full":
         return {"layer's input": tokens // shape.split * item * size}
-    norms = {f"{which} {name}": count for which in ("attention", "mlp") for name, count in saved_by_norm(shape).items()}
     core = saved_by_core(shape) if checkpointing == "none" else {}
     copied = checkpointing == "none" and ((shape.tiled and shape.rotated) or shape.model.attention_dropout > 0)
     saved = {
-        **norms,
+        **saved_by_residuals(shape),
         **core,
         "qkv": 0 if copied else tokens * item * (shape.heads + 2 * shape.kv_heads) * head,  # what is not turned is a view of it
         "attention's output": tokens * item * shape.heads * head,
-        "gate and up": tokens * item * 2 * shape.feed_forward,
-        "silu(gate)": tokens * item * shape.feed_forward,
-        "silu(gate) * up": tokens * item * shape.feed_forward,
+        **saved_by_feed_forward(shape),
     }
     if shape.tp > shape.model.kv_heads:
         saved["qkv weight, gathered"] = item * (shape.heads + 2) * head * size
@@ -140,13 +163,12 @@ def saved_by_layer(shape: RankShape, checkpointing: str) -> dict[str, int]:
 def saved_outside_layers(shape: RankShape) -> dict[str, int]:
     """Bytes kept once a micro-batch: ids, rotation, the final norm, whose output the loss doesn't keep."""
     tokens, size = shape.tokens, shape.model.hidden_size
-    norm = saved_by_norm(shape)
-    del norm["norm's output"]
+    norm = saved_by_norm(shape) if shape.model.has_final_norm else {}
     saved = {
         "token ids": tokens * 8,
         "rotation": tokens * FP32 * shape.model.rope.rotated_size(shape.model.head_size) if shape.rotated else 0,
         "positions": tokens // shape.split * 8 if shape.model.position.type == "learned" else 0,
-        **{f"final {name}": count for name, count in norm.items()},
+        **{f"final norm's {name}": count for name, count in norm.items()},
     }
     if shape.model.hidden_dropout > 0:
         saved["dropout mask"] = tokens // shape.split * size

@@ -7,10 +7,9 @@ are left out. Exact over tp, and over dp but for stage 3, where weights that sta
 
 from __future__ import annotations
 
-from megatron_lite.attention_sizes import replicated_extras
 from megatron_lite.config import ParallelConfig, TrainingConfig
 from megatron_lite.model_config import ModelConfig
-from megatron_lite.sizes import num_local_parameters
+from megatron_lite.sizes import num_local_parameters, num_replicated_parameters
 
 FP32 = 4
 
@@ -47,7 +46,7 @@ def _over_tp(model: ModelConfig, training: TrainingConfig, parallel: ParallelCon
     return {
         "all_gather": hidden * (ways + (2 * layers if full else 0)) + loss + gathered,
         "reduce_scatter": hidden * (ways + (layers if full else 0)) + FP32 * shared,
-        "all_reduce": ((2 * layers + 1) * size + replicated_extras(model)) * FP32,  # gradients of the norms, and of learned positions
+        "all_reduce": num_replicated_parameters(model) * FP32,  # their gradients
     }
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from data_pipeline.errors import Fault
 from data_pipeline.schema import Section, section_faults
 from megatron_lite.attention_config import PositionConfig, RopeConfig, position_faults
+from megatron_lite.block_config import MLPConfig, NormConfig, ResidualConfig
 
 
 class InitConfig(Section):
@@ -29,7 +30,7 @@ class EncoderConfig(Section):
 
 
 class ModelConfig(Section):
-    """A Transformer: pre-RMSNorm, RoPE, grouped-query attention, SwiGLU."""
+    """A Transformer; unless said otherwise pre-RMSNorm, RoPE, grouped-query attention, SwiGLU."""
 
     family: Literal["decoder", "seq2seq"] = "decoder"  # decoder: a text goes on; seq2seq: an encoder reads a source, a decoder writes
     vocab_size: int | Literal["auto"] = "auto"  # auto: the tokenizer's
@@ -38,14 +39,18 @@ class ModelConfig(Section):
     num_attention_heads: int = Field(8, gt=0)  # query heads
     num_key_value_heads: int | None = Field(None, gt=0)  # null: as many as attention heads
     head_dim: int | None = Field(None, gt=0)  # null: hidden_size / num_attention_heads
-    intermediate_size: int = Field(768, gt=0)  # width inside the SwiGLU feed-forward, which has three matrices
+    intermediate_size: int = Field(768, gt=0)  # width inside the feed-forward, which has three matrices where gated
     max_position_embeddings: int = Field(2048, gt=0)  # the longest sequence that the model is meant for, in tokens
     tie_word_embeddings: bool = False  # one matrix for the embedding and the output head
     rms_norm_eps: float = Field(1e-5, gt=0)  # added to the mean square in RMSNorm
+    layer_norm_eps: float = Field(1e-5, gt=0)  # added to the variance in LayerNorm
     hidden_dropout: float = Field(0.0, ge=0, lt=1)  # on the embedding and on what each block adds to the residual stream
     attention_dropout: float = Field(0.0, ge=0, lt=1)  # on attention weights
     position: PositionConfig = PositionConfig()
     rope: RopeConfig = RopeConfig()
+    norm: NormConfig = NormConfig()
+    residual: ResidualConfig = ResidualConfig()
+    mlp: MLPConfig = MLPConfig()
     init: InitConfig = InitConfig()
     encoder: EncoderConfig = EncoderConfig()
 
@@ -71,6 +76,12 @@ class ModelConfig(Section):
             faults.append(
                 Fault("encoder", self.encoder.model_dump(), "nothing with family: decoder, which has none", "set family: seq2seq")
             )
+        if self.residual.parallel != "none" and self.norm.placement == "post":
+            fix = "use norm.placement pre or sandwich, or residual.parallel none"
+            faults.append(Fault("residual.parallel", self.residual.parallel, "none with norm.placement: post", fix))
+        elif self.residual.parallel != "none" and self.family == "seq2seq":
+            fix = "leave it out: cross-attention reads what attention found"
+            faults.append(Fault("residual.parallel", self.residual.parallel, "none with family: seq2seq", fix))
         if faults:
             raise section_faults(faults)
         return self
@@ -81,6 +92,16 @@ class ModelConfig(Section):
         if self.family != "seq2seq":
             return 0
         return self.encoder.num_hidden_layers or self.num_hidden_layers
+
+    @property
+    def norm_eps(self) -> float:
+        """The eps of this model's kind of norm."""
+        return self.rms_norm_eps if self.norm.type == "rms_norm" else self.layer_norm_eps
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether a norm stands behind the last layer; with post placement the layer ends in one."""
+        return self.norm.placement != "post"
 
     @property
     def kv_heads(self) -> int:

@@ -11,15 +11,8 @@ LEAST_TILE_SCORES = 1 << 17  # a smaller tile of CPU attention costs more in cal
 def num_parameters(config: ModelConfig) -> int:
     """Elements of all logical tensors; a tied head counts once, padding not at all."""
     embeddings = num_vocabulary_matrices(config) - 1  # the head is counted with the matrices
-    vectors = num_norms(config) * config.hidden_size + replicated_extras(config)
+    vectors = num_cut_vectors(config) + num_replicated_parameters(config)
     return num_matrix_parameters(config) + vectors + embeddings * config.vocabulary * config.hidden_size
-
-
-def num_norms(config: ModelConfig) -> int:
-    """Vectors of gains in the residual stream's width."""
-    if config.family == "seq2seq":
-        return 3 * config.num_hidden_layers + 1 + 2 * config.encoder_layers + 1
-    return 2 * config.num_hidden_layers + 1
 
 
 def num_vocabulary_matrices(config: ModelConfig) -> int:
@@ -37,7 +30,26 @@ def layer_matrix_parameters(config: ModelConfig, *, cross: bool = False) -> int:
     """Elements of one layer's matrices, those of cross-attention with them."""
     size, head, heads, kv = config.hidden_size, config.head_size, config.num_attention_heads, config.kv_heads
     attention = size * (heads + 2 * kv) * head + heads * head * size
-    return attention * (2 if cross else 1) + 3 * size * config.intermediate_size
+    return attention * (2 if cross else 1) + (3 if config.mlp.gated else 2) * size * config.intermediate_size
+
+
+def num_cut_vectors(config: ModelConfig) -> int:
+    """Elements of vectors that are cut over tp: the biases of what is cut by its rows."""
+    feed_forward = (2 if config.mlp.gated else 1) * config.intermediate_size if config.mlp.bias else 0
+    return (config.num_hidden_layers + config.encoder_layers) * feed_forward
+
+
+def num_replicated_parameters(config: ModelConfig) -> int:
+    """Elements that every tp rank holds: norms, biases of what is cut by its columns, learned step sizes and positions."""
+    size, decoder, encoder = config.hidden_size, config.num_hidden_layers, config.encoder_layers
+    branches = (3 if encoder else 2) * decoder + 2 * encoder
+    inputs = branches - (decoder if config.residual.parallel == "one_norm" else 0)
+    norms = inputs + (branches if config.norm.placement == "sandwich" else 0)
+    if config.has_final_norm:
+        norms += 2 if encoder else 1
+    biases = (decoder + encoder) * size if config.mlp.bias else 0
+    steps = {"none": 0, "layer": decoder + encoder, "branch": branches}[config.residual.learned_step_size]
+    return norms * size * (2 if config.norm.bias else 1) + biases + steps + replicated_extras(config)
 
 
 def vocabulary_rows(vocabulary: int, tp: int) -> int:
@@ -48,11 +60,10 @@ def vocabulary_rows(vocabulary: int, tp: int) -> int:
 def num_local_parameters(config: ModelConfig, tp: int) -> int:
     """Elements that each tp rank holds of a model cut over tp, the vocabulary's padding included."""
     size = config.hidden_size
-    norms = num_norms(config) * size
     vocabularies = num_vocabulary_matrices(config) * vocabulary_rows(config.vocabulary, tp) * size
-    layers = num_matrix_parameters(config) - config.vocabulary * size
-    assert layers % tp == 0, (layers, tp)
-    return layers // tp + norms + vocabularies + replicated_extras(config)
+    cut = num_matrix_parameters(config) - config.vocabulary * size + num_cut_vectors(config)
+    assert cut % tp == 0, (cut, tp)
+    return cut // tp + num_replicated_parameters(config) + vocabularies
 
 
 def largest_local_parameter(config: ModelConfig, tp: int) -> int:
@@ -60,7 +71,7 @@ def largest_local_parameter(config: ModelConfig, tp: int) -> int:
     size, heads = config.hidden_size, config.num_attention_heads + 2 * config.kv_heads
     return max(
         vocabulary_rows(config.vocabulary, tp) * size,
-        2 * config.intermediate_size // tp * size,
+        (2 if config.mlp.gated else 1) * config.intermediate_size // tp * size,
         heads * config.head_size // tp * size,
         config.max_position_embeddings * size if config.position.type == "learned" else 0,
     )

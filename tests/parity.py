@@ -20,6 +20,7 @@ import torch
 from data_pipeline.pair_rows import PairRow, assemble_pairs, pair_row_digest
 from data_pipeline.rows import Row, assemble, batch_id, row_digest
 from launcher.batches import Batches, gather_batch_id
+from megatron_lite.block_config import MLPConfig, NormConfig, ResidualConfig
 from megatron_lite.checkpoint.slices import logical_slices
 from megatron_lite.config import OptimizerConfig, ParallelConfig, TrainingConfig
 from megatron_lite.layers import matmul, tiled_attention
@@ -48,6 +49,13 @@ _BASE = ModelConfig(
 MODELS = {
     "gqa": _BASE,  # 2 KV heads: shared by 2 ranks each at tp 4; 97 is divided by no tp
     "mqa": _BASE.model_copy(update={"num_key_value_heads": 1, "vocab_size": 90, "tie_word_embeddings": True}),
+    "2017": _BASE.model_copy(
+        update={
+            "norm": NormConfig(type="layer_norm", placement="post", bias=True),
+            "mlp": MLPConfig(activation="relu", gated=False, bias=True),
+            "residual": ResidualConfig(step_size="inverse_sqrt_layers", learned_step_size="branch"),
+        }
+    ),
     "tiny-vocabulary": _BASE.model_copy(update={"vocab_size": 9}),  # at tp 4 the last rank holds padding only
     "seq2seq": _BASE.model_copy(update={"family": "seq2seq", "tie_word_embeddings": True}),  # one matrix for source, target and output
     "seq2seq-apart": _BASE.model_copy(
@@ -313,11 +321,14 @@ class Distance:
 
 
 def distance(trace: Trace, wanted: Trace) -> Distance:
+    """One number's gradient may be the small sum of large ones: it is held to the size of the others."""
+    whole = sum(float(g.square().sum()) for g in wanted.gradients.values()) ** 0.5
+    least = {name: 0.01 * whole / len(wanted.gradients) ** 0.5 if g.numel() == 1 else 0.0 for name, g in wanted.gradients.items()}
     assert trace.gradients.keys() == wanted.gradients.keys() == wanted.parameters.keys(), "other logical tensors"
     return Distance(
         loss=max(abs(a - b) for a, b in zip(trace.losses, wanted.losses, strict=True)),
         grad_norm=max(abs(a - b) / b for a, b in zip(trace.grad_norms, wanted.grad_norms, strict=True)),
-        gradient=max(float((trace.gradients[name] - g).norm() / g.norm()) for name, g in wanted.gradients.items()),
+        gradient=max(float((trace.gradients[name] - g).norm() / g.norm().clamp_min(least[name])) for name, g in wanted.gradients.items()),
         parameter=max(float((trace.parameters[name] - p).abs().max()) for name, p in wanted.parameters.items()),
         same_batches=trace.batch_ids == wanted.batch_ids,
     )

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from megatron_lite.config import OptimizerConfig
 from megatron_lite.model_config import ModelConfig
-from tests import reference_attention
-from tests.reference_attention import wide as _wide
+from tests import reference_attention, reference_blocks
+from tests.reference_attention import wide
 
 Weights = dict[str, Tensor]
 EMBEDDINGS = ("embedding.weight", "position_embedding.weight", "lm_head.weight")
@@ -79,14 +79,9 @@ def dropout_factor(probability: float, step: Step, sample: int, site: str, rows:
 # ------------------------------------------------------------------------------------------------------------ model
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = _wide(x)
-    return (wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()).to(x.dtype) * weight
-
-
 def row_logits(weights: Weights, config: ModelConfig, row: Row, *, document_mask: bool = True, step: Step | None = None) -> Tensor:
     """[S, V] in the weights' dtype."""
-    length, eps = len(row.inputs), config.rms_norm_eps
+    length = len(row.inputs)
     piece = (
         np.searchsorted(np.asarray(row.segment_starts), np.arange(length), side="right") if document_mask else np.ones(length, dtype=int)
     )
@@ -98,22 +93,32 @@ def row_logits(weights: Weights, config: ModelConfig, row: Row, *, document_mask
             return x
         return (x * dropout_factor(config.hidden_dropout, step, row.sample, site, [length], x.shape[-1])).to(x.dtype)
 
+    def attention(h: Tensor, w: Weights, layer: str) -> Tensor:
+        factor = None
+        if step is not None and config.attention_dropout > 0:
+            site = f"{layer} probabilities"
+            factor = dropout_factor(config.attention_dropout, step, row.sample, site, [config.num_attention_heads, length], length)
+        return reference_attention.attention(w, config, h, positions, visible, factor)
+
     x = weights["embedding.weight"][torch.as_tensor(row.inputs).long()]
     x = dropped(x + reference_attention.position_embedding(weights, config, positions).to(x.dtype), "embedding")
     for layer in range(config.num_hidden_layers):
         w = {name.removeprefix(f"layers.{layer}."): tensor for name, tensor in weights.items() if name.startswith(f"layers.{layer}.")}
-        h = _rms_norm(x, w["attention_norm.weight"], eps)
-        factor = None
-        if step is not None and config.attention_dropout > 0:
-            site = f"layers.{layer} probabilities"
-            factor = dropout_factor(config.attention_dropout, step, row.sample, site, [config.num_attention_heads, length], length)
-        x = x + dropped(reference_attention.attention(w, config, h, positions, visible, factor), f"layers.{layer} attention")
-        h = _rms_norm(x, w["mlp_norm.weight"], eps)
-        gate = h @ w["mlp.gate.weight"].T
-        expanded = gate * torch.sigmoid(gate) * (h @ w["mlp.up.weight"].T)
-        x = x + dropped(expanded @ w["mlp.down.weight"].T, f"layers.{layer} mlp")
+        x = reference_blocks.layer(
+            x,
+            w,
+            config,
+            {
+                "attention": lambda h, w=w, layer=layer: attention(h, w, f"layers.{layer}"),
+                "mlp": lambda h, w=w: reference_blocks.mlp(h, w, config),
+            },
+            lambda out, name, layer=layer: dropped(out, f"layers.{layer} {name}"),
+            num_layers=config.num_hidden_layers,
+        )
+    if config.norm.placement != "post":
+        x = reference_blocks.norm(x, weights, "final_norm", config)
     head_weight = weights["embedding.weight" if config.tie_word_embeddings else "lm_head.weight"]
-    return _rms_norm(x, weights["final_norm.weight"], eps) @ head_weight.T
+    return x @ head_weight.T
 
 
 def row_loss(weights: Weights, config: ModelConfig, row: Row, *, document_mask: bool = True, step: Step | None = None) -> Tensor:
@@ -121,9 +126,9 @@ def row_loss(weights: Weights, config: ModelConfig, row: Row, *, document_mask: 
     if config.family == "seq2seq":
         from tests.reference_seq2seq import row_logits as logits_of_pairs
 
-        logits = _wide(logits_of_pairs(weights, config, row, step=step))
+        logits = wide(logits_of_pairs(weights, config, row, step=step))
     else:
-        logits = _wide(row_logits(weights, config, row, document_mask=document_mask, step=step))
+        logits = wide(row_logits(weights, config, row, document_mask=document_mask, step=step))
     targets = torch.as_tensor(row.targets).long()
     places = (targets != -100).nonzero()[:, 0]
     return (logits[places].logsumexp(-1) - logits[places, targets[places]]).sum()

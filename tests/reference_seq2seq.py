@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from megatron_lite.model_config import ModelConfig
-from tests import reference_attention
-from tests.reference import Row, Step, Weights, _rms_norm, dropout_factor
+from tests import reference_attention, reference_blocks
+from tests.reference import Row, Step, Weights, dropout_factor
 from tests.reference_attention import wide
 
 
@@ -57,7 +57,7 @@ def _side(
     paired: Tensor | None = None,
 ) -> Tensor:
     """The encoder's or the decoder's last hidden states; sites of dropout begin with `outside`, or `within` and the layer."""
-    length, eps = len(ids), config.rms_norm_eps
+    length = len(ids)
     positions = torch.arange(length) - torch.searchsorted(pieces, pieces)  # where its piece begins
 
     def dropped(x: Tensor, site: str) -> Tensor:
@@ -76,18 +76,24 @@ def _side(
     for layer in range(num_layers):
         name = f"{within}layers.{layer}"
         w = {key.removeprefix(f"layers.{layer}."): tensor for key, tensor in weights.items() if key.startswith(f"layers.{layer}.")}
-        h = _rms_norm(x, w["attention_norm.weight"], eps)
-        mixed = reference_attention.attention(w, config, h, positions, visible, factor(f"{name} probabilities", length))
-        x = x + dropped(mixed, f"{name} attention")
-        if memory is not None and paired is not None:
-            h = _rms_norm(x, w["cross_attention_norm.weight"], eps)
-            seen = _cross_attention(w, config, h, memory, paired, factor(f"{name} cross_probabilities", len(memory)))
-            x = x + dropped(seen, f"{name} cross_attention")
-        h = _rms_norm(x, w["mlp_norm.weight"], eps)
-        gate = h @ w["mlp.gate.weight"].T
-        expanded = gate * torch.sigmoid(gate) * (h @ w["mlp.up.weight"].T)
-        x = x + dropped(expanded @ w["mlp.down.weight"].T, f"{name} mlp")
-    return _rms_norm(x, weights["final_norm.weight"], eps)
+
+        def attention(h: Tensor, w: Weights = w, name: str = name) -> Tensor:
+            return reference_attention.attention(w, config, h, positions, visible, factor(f"{name} probabilities", length))
+
+        def cross_attention(h: Tensor, w: Weights = w, name: str = name) -> Tensor:
+            assert memory is not None and paired is not None
+            return _cross_attention(w, config, h, memory, paired, factor(f"{name} cross_probabilities", len(memory)))
+
+        def mlp(h: Tensor, w: Weights = w) -> Tensor:
+            return reference_blocks.mlp(h, w, config)
+
+        branches = {"attention": attention, "cross_attention": cross_attention, "mlp": mlp}
+        if memory is None:
+            del branches["cross_attention"]
+        x = reference_blocks.layer(
+            x, w, config, branches, lambda out, site, name=name: dropped(out, f"{name} {site}"), num_layers=num_layers
+        )
+    return x if config.norm.placement == "post" else reference_blocks.norm(x, weights, "final_norm", config)
 
 
 def _cross_attention(w: Weights, config: ModelConfig, h: Tensor, memory: Tensor, visible: Tensor, factor: Tensor | None) -> Tensor:

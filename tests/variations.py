@@ -17,7 +17,19 @@ _TINY: dict[str, Any] = {
     "init": {"std": 0.2},  # scores that differ, so that what is done with them shows
 }
 SCALED = {"factor": 4.0, "original_max_position_embeddings": 8}
+# Layers as they are put together beside attention.
+GPT2 = {"norm": {"type": "layer_norm", "bias": True}, "mlp": {"activation": "gelu_pytorch_tanh", "gated": False, "bias": True}}
+VASWANI = {"norm": {"type": "layer_norm", "placement": "post", "bias": True}, "mlp": {"activation": "relu", "gated": False, "bias": True}}
+GEMMA2 = {"norm": {"placement": "sandwich", "zero_centred": True}, "mlp": {"activation": "gelu_pytorch_tanh"}}
+NEOX = {**GPT2, "residual": {"parallel": "two_norms"}, "mlp": {"activation": "gelu", "gated": False, "bias": True}}
+GPTJ = {"norm": {"type": "layer_norm", "bias": True}, "residual": {"parallel": "one_norm"}, "mlp": {"activation": "relu2"}}
 VARIATIONS: dict[str, dict[str, Any]] = {
+    "gpt2 layers": GPT2,
+    "2017 layers": VASWANI,
+    "gemma2 layers": GEMMA2,
+    "neox layers": NEOX,
+    "gptj layers": GPTJ,
+    "small steps": {"residual": {"step_size": "inverse_sqrt_layers"}},
     "none": {"position": {"type": "none"}},
     "sinusoidal": {"position": {"type": "sinusoidal"}},
     "learned": {"position": {"type": "learned"}},

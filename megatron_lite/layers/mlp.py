@@ -1,23 +1,46 @@
-"""The gated feed-forward network."""
+"""The feed-forward network."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron_lite.layers.linear import ColumnLinear, RowLinear
+from megatron_lite.model_config import ModelConfig
 from megatron_lite.parallel.groups import ProcessGroups
 
 
-class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)) (Shazeer 2020): [B, S, D] -> [B, S, D], the F dim cut over tp."""
+def _squared_relu(x: Tensor) -> Tensor:
+    """So et al. 2021."""
+    return F.relu(x).square()
 
-    def __init__(self, hidden_size: int, intermediate_size: int, groups: ProcessGroups, *, name: str) -> None:
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,  # exact, by the error function (Hendrycks and Gimpel 2016)
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's gelu_new is the same
+    "relu": F.relu,
+    "relu2": _squared_relu,
+}
+
+
+class FeedForward(nn.Module):
+    """down(act(gate(x)) * up(x)) or down(act(up(x))): [B, S/tp or S, D] -> the same, the F dim cut over tp."""
+
+    def __init__(self, config: ModelConfig, groups: ProcessGroups, *, name: str) -> None:
         super().__init__()
-        blocks = {f"{name}.gate.weight": intermediate_size, f"{name}.up.weight": intermediate_size}
-        self.gate_up = ColumnLinear(hidden_size, blocks, groups)
-        self.down = RowLinear(intermediate_size, hidden_size, groups, name=f"{name}.down.weight")
+        size, width, bias = config.hidden_size, config.intermediate_size, config.mlp.bias
+        self.gated, self.activation = config.mlp.gated, ACTIVATIONS[config.mlp.activation]
+        blocks = {f"{name}.{which}.weight": width for which in (("gate", "up") if self.gated else ("up",))}
+        self.gate_up = ColumnLinear(size, blocks, groups, bias=bias)
+        self.down = RowLinear(width, size, groups, name=f"{name}.down.weight", bias=bias)
 
     def forward(self, x: Tensor, *, split: bool) -> Tensor:
-        gate, up = self.gate_up(x, split=split).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up, split=split)
+        inner = self.gate_up(x, split=split)
+        if not self.gated:
+            return self.down(self.activation(inner), split=split)
+        gate, up = inner.chunk(2, dim=-1)
+        return self.down(self.activation(gate) * up, split=split)

@@ -15,7 +15,7 @@ from megatron_lite.layers.document_kernels import AskedKernel, choose_kernel
 from megatron_lite.layers.dropout import EMBEDDING, DropoutPlace, dropout
 from megatron_lite.layers.embedding import HeadOutput, LMHead, VocabEmbedding
 from megatron_lite.layers.kernels import AttentionMask
-from megatron_lite.layers.norms import RMSNorm
+from megatron_lite.layers.norms import LayerNorm, RMSNorm, norm_of
 from megatron_lite.layers.position_embedding import LearnedPositions, PositionEmbedding, position_embedding
 from megatron_lite.layers.positions import rotation
 from megatron_lite.model_config import ModelConfig
@@ -43,7 +43,7 @@ class Decoder(nn.Module):
             Block(config, groups, layer=layer, recompute_attention=checkpointing == "selective", cross=config.family == "seq2seq")
             for layer in range(config.num_hidden_layers)
         )
-        self.final_norm = RMSNorm(size, name="final_norm.weight", eps=config.rms_norm_eps)
+        self.final_norm = norm_of(config, name="final_norm") if config.has_final_norm else None
         tied = self.embedding.weight if config.tie_word_embeddings else None
         self.lm_head = LMHead(vocabulary, size, groups, name="lm_head.weight", tied=tied)
 
@@ -65,10 +65,10 @@ class Decoder(nn.Module):
         return self.lm_head(hidden, batch.targets, output=output, split=split), count
 
     def hidden(self, batch: Batch, key: DropoutKey | None, *, store: KeyValueStore | None, split: bool) -> Tensor:
-        """The last hidden states after the final norm, [B, S/tp, D] where split, else [B, S, D]."""
+        """The last hidden states, after the final norm where there is one, [B, S/tp, D] where split, else [B, S, D]."""
         context = self._context(batch, key, store=store, split=split)
         x = self._embedded(batch, context, self.embedding, self.position_embedding)
-        return self.final_norm(self._through(self.layers, x, context))
+        return self._through(self.layers, x, context, self.final_norm)
 
     def _embedded(
         self, text: Batch | Source, context: ForwardContext, embedding: VocabEmbedding, position_embedding: PositionEmbedding | None
@@ -82,13 +82,14 @@ class Decoder(nn.Module):
             x = x + position_embedding(positions).to(x.dtype)
         return dropout(x, self.config.hidden_dropout, context.dropout, where=EMBEDDING)
 
-    def _through(self, layers: nn.ModuleList, x: Tensor, context: ForwardContext) -> Tensor:
+    def _through(self, layers: nn.ModuleList, x: Tensor, context: ForwardContext, norm: RMSNorm | LayerNorm | None) -> Tensor:
+        """x through the layers and, where there is one, the norm behind them."""
         for layer in cast(Iterable[Block], layers):
             if self.checkpointing == "full" and torch.is_grad_enabled():
                 x = checkpoint(layer, x, context.within(layer.name), use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(x, context.within(layer.name))
-        return x
+        return x if norm is None else norm(x)
 
     @property
     def blocks(self) -> list[nn.Module]:

@@ -32,11 +32,12 @@ class Distribution:
 
 def distribution(name: str, config: ModelConfig) -> Distribution:
     """Every logical parameter's distribution."""
-    std = config.init.std
+    std, layers = config.init.std, config.encoder_layers if name.startswith("encoder.") else config.num_hidden_layers
     additions = 2 * config.encoder_layers if name.startswith("encoder.") else (3 if config.encoder_layers else 2) * config.num_hidden_layers
     residual = std / math.sqrt(additions) if config.init.scaled_residual else std
     table = {
-        "*norm.weight": Distribution(constant=1.0),
+        "*norm.weight": Distribution(constant=0.0 if config.norm.zero_centred else 1.0),
+        "*step_size": Distribution(constant=config.residual.step(layers)),
         "*.bias": Distribution(constant=0.0),
         "*attention.o.weight": Distribution(std=residual),  # what adds to the residual stream, as GPT-2 scales it
         "*.mlp.down.weight": Distribution(std=residual),

@@ -12,7 +12,7 @@ from megatron_lite.layers.document_kernels import AskedKernel
 from megatron_lite.layers.embedding import VocabEmbedding
 from megatron_lite.layers.kernels import AttentionMask
 from megatron_lite.layers.linear import enter_tp
-from megatron_lite.layers.norms import RMSNorm
+from megatron_lite.layers.norms import norm_of
 from megatron_lite.layers.position_embedding import position_embedding
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, Source
@@ -36,7 +36,7 @@ class Encoder(nn.Module):
             Block(config, groups, layer=layer, recompute_attention=checkpointing == "selective", within="encoder.")
             for layer in range(config.encoder_layers)
         )
-        self.final_norm = RMSNorm(size, name="encoder.final_norm.weight", eps=config.rms_norm_eps)
+        self.final_norm = norm_of(config, name="encoder.final_norm") if config.has_final_norm else None
 
 
 class Seq2Seq(Decoder):
@@ -64,7 +64,7 @@ class Seq2Seq(Decoder):
             memory = Memory(self._encoded(batch.source, batch.samples, key), mask)
         context = replace(context, memory=memory)
         x = self._embedded(batch, context, self.embedding, self.position_embedding)
-        return self.final_norm(self._through(self.layers, x, context))
+        return self._through(self.layers, x, context, self.final_norm)
 
     @torch.no_grad()
     def encode(self, source: Source) -> Memory:
@@ -83,4 +83,4 @@ class Seq2Seq(Decoder):
         context = self._around(source.positions, samples, key, mask=mask, split=split)
         embedding = self.embedding if encoder.embedding is None else encoder.embedding
         x = self._embedded(source, context.within("encoder"), embedding, encoder.position_embedding)
-        return enter_tp(encoder.final_norm(self._through(encoder.layers, x, context)), tp, split=split)
+        return enter_tp(self._through(encoder.layers, x, context, encoder.final_norm), tp, split=split)

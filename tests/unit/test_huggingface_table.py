@@ -29,7 +29,17 @@ def test_table_names_the_tensors_of_the_model(name: str, tmp_path: Path) -> None
     assert {ours: shape for ours, (_, shape) in LLAMA.names(MODELS[name]).items()} == wanted
 
 
-WITHOUT_COUNTERPART = ("position.", "rope.partial_rotary_factor", "rope.scaling.", "attention.")  # refused unless they are the defaults
+WITHOUT_COUNTERPART = (
+    "position.",
+    "rope.partial_rotary_factor",
+    "rope.scaling.",
+    "attention.",
+    "norm.",
+    "residual.",
+    "mlp.",
+    "layer_norm_eps",
+    "encoder.",
+)  # refused unless they are the defaults
 
 
 def test_every_model_key_has_a_place() -> None:

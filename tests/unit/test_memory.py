@@ -92,6 +92,22 @@ def test_activations_are_those_that_autograd_keeps(precision: Any, checkpointing
     assert planned_activations(config, training) == pytest.approx(kept_by_autograd(config, training), rel=0.02)
 
 
+VARIATIONS: list[dict[str, Any]] = [
+    {"norm": {"type": "layer_norm", "bias": True, "placement": "post"}, "mlp": {"activation": "relu", "gated": False, "bias": True}},
+    {"norm": {"placement": "sandwich", "zero_centred": True}, "mlp": {"activation": "gelu_pytorch_tanh"}, "hidden_dropout": 0.1},
+    {"norm": {"type": "layer_norm", "zero_centred": True}, "residual": {"parallel": "one_norm"}, "mlp": {"activation": "relu2"}},
+    {"residual": {"parallel": "two_norms", "learned_step_size": "branch"}, "mlp": {"activation": "gelu", "gated": False}},
+    {"residual": {"step_size": "inverse_sqrt_layers"}, "mlp": {"activation": "relu2", "gated": False}},
+]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("extra", VARIATIONS, ids=str)
+def test_activations_of_variations(precision: Any, extra: dict[str, Any]) -> None:
+    config, training = ModelConfig(**{**MODEL, **extra}), TrainingConfig(steps=1, sequence_length=LENGTH, precision=precision)
+    assert planned_activations(config, training) == pytest.approx(kept_by_autograd(config, training), rel=0.02)
+
+
 def test_tiles_are_the_kernels() -> None:
     """If this fails, the plan takes another way through attention than a run does."""
     parallel, seen = ParallelConfig(zero_stage=0), set()
@@ -114,7 +130,7 @@ def test_rows_of_documents(length: int) -> None:
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("extra", [{}, {"tie_word_embeddings": True, "vocab_size": 83}, {"num_key_value_heads": 1}])
+@pytest.mark.parametrize("extra", [{}, {"tie_word_embeddings": True, "vocab_size": 83}, {"num_key_value_heads": 1}, *VARIATIONS], ids=str)
 def test_local_parameters_are_the_models(tp: int, extra: dict[str, Any]) -> None:
     """If this fails, a rank holds more or fewer parameters than planned; exact, on every tp rank."""
     config = ModelConfig(**{**MODEL, **extra})

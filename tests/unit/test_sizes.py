@@ -1,5 +1,7 @@
 """If this fails, reported parameters, FLOPs and MFU are wrong."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
@@ -13,7 +15,14 @@ from megatron_lite.sizes import flops_per_token, num_parameters
 SMALL = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
 
 
-@pytest.mark.parametrize("extra", [{}, {"tie_word_embeddings": True}, {"num_key_value_heads": 1, "head_dim": 16}])
+VARIATIONS: list[dict[str, Any]] = [
+    {"norm": {"type": "layer_norm", "bias": True, "placement": "sandwich"}, "residual": {"learned_step_size": "branch"}},
+    {"norm": {"placement": "post"}, "mlp": {"gated": False, "bias": True, "activation": "gelu"}},
+    {"residual": {"parallel": "one_norm", "learned_step_size": "layer"}, "mlp": {"bias": True}},
+]
+
+
+@pytest.mark.parametrize("extra", [{}, {"tie_word_embeddings": True}, {"num_key_value_heads": 1, "head_dim": 16}, *VARIATIONS])
 def test_number_of_parameters_is_the_models(extra: dict) -> None:
     """If this fails, `plan` and the MFU count another model than the one that trains."""
     config = ModelConfig(**SMALL, **extra)
@@ -35,9 +44,10 @@ def test_known_models() -> None:
     assert num_parameters(llama) == 8_030_261_248
 
 
-def test_flops_are_those_that_torch_counts() -> None:
+@pytest.mark.parametrize("extra", [{}, {"mlp": {"gated": False, "bias": True}}])
+def test_flops_are_those_that_torch_counts(extra: dict[str, Any]) -> None:
     """Forward and backward through the logits; with dropout attention is written out and counts all keys, as the formula does."""
-    config = ModelConfig(**SMALL, num_key_value_heads=2, attention_dropout=0.1)  # dropout: attention as plain products
+    config = ModelConfig(**SMALL, **extra, num_key_value_heads=2, attention_dropout=0.1)  # dropout: attention as plain products
     model = build_model(config, ProcessGroups.single(), seed=0)
     length, num_rows = 24, 2
     ids = np.random.default_rng(0).integers(0, 96, (num_rows, length))
