@@ -111,9 +111,10 @@ class OptimizerConfig(Section):
 
 
 class SchedulerConfig(Section):
-    """Learning rate over the run: linear warm-up, then the named shape; cosine and linear go down to min_lr_ratio * lr."""
+    """Learning rate over the run: linear warm-up, then the named shape; cosine and linear go down to min_lr_ratio * lr, inverse_sqrt as
+    lr * sqrt(warmup_steps / step), whatever the run's length."""
 
-    name: Literal["cosine", "linear", "constant"] = "cosine"  # the shape from the peak down; constant stays there
+    name: Literal["cosine", "linear", "constant", "inverse_sqrt"] = "cosine"  # the shape from the peak down; constant stays there
     warmup_steps: int = Field(0, ge=0)  # updates up to the peak
     min_lr_ratio: float = Field(0.1, ge=0, le=1)  # cosine, linear: the last learning rate as a share of the peak
 

@@ -91,7 +91,8 @@ class _Talk:
     def answer(self, batch: Sequence[Record], *, alone: bool = True) -> None:
         asked, prompts = self.asked, [record["prompt"] for record in batch]
         streamed = alone and asked.samples == 1 and not asked.json_lines and self.options is not None and self.speaks
-        if streamed:
+        alone_text = self.model.translates  # a line for each prompt, without it
+        if streamed and not alone_text:
             _put(prompts[0])
         if self.options is not None:
             found = self.model.answers(
@@ -114,7 +115,7 @@ class _Talk:
                 if asked.json_lines:
                     _put(to_line(self._line(record, each, number)))
                 elif not streamed:
-                    _put(f"{each.prompt}{each.text}\n---\n")
+                    _put(f"{each.text}\n" if alone_text else f"{each.prompt}{each.text}\n---\n")
 
     def _line(self, record: Record, answer: Answer, number: int) -> dict[str, Any]:
         line = {**record, "text": answer.text, "tokens": len(answer.tokens), "finish": answer.finish, "step": self.step}

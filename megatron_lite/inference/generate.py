@@ -14,6 +14,7 @@ from megatron_lite.inference.logits import log_normaliser
 from megatron_lite.inference.rows import DecoderRows, DecodingRows
 from megatron_lite.inference.sampling import History, SamplingOptions, choose, draw
 from megatron_lite.models.decoder import Decoder
+from megatron_lite.models.seq2seq import Seq2Seq
 
 
 @dataclass
@@ -39,7 +40,8 @@ def generate(
     on_token: Heard | None = None,
     logprobs: bool = False,
 ) -> list[Generation]:
-    """Continue each prompt (token ids; of any lengths), as if it were alone. Collective over tp: all ranks give the same.
+    """Continue each prompt (token ids; of any lengths), as if it were alone. Collective over tp: all ranks give the same. Of an
+    encoder-decoder, prompts are sources, their ends included, and `begin_id`, which it needs, begins each answer.
 
     `begin_id` is put before every prompt: what training put before a document. `sampling` is one for all rows or one a row
     (give rows different seeds for different samples). A row ends at a stop token, when `on_token(row, id)`, which hears every
@@ -75,10 +77,10 @@ def start_sampling(
 ) -> tuple[list[Generation], Iterator[None]]:
     """`generate` with a pause after each token: (answers, which grow; an iterator, each of whose steps gives every row one)."""
     options = list(sampling) if isinstance(sampling, Sequence) else [sampling or SamplingOptions()] * len(prompts)
-    texts = _texts(model, prompts, begin_id, max_new_tokens, faults=_counts("sampling", options, prompts))
+    texts, sources = _texts(model, prompts, begin_id, max_new_tokens, faults=_counts("sampling", options, prompts))
     if not texts or not max_new_tokens:
         return [Generation() for _ in texts], iter(())
-    rows = DecoderRows(model, texts, more=max_new_tokens)
+    rows = DecoderRows(model, texts, more=max_new_tokens, sources=sources)
     history = None
     if any(each.remembers for each in options):
         history = History.of(prompts, model.config.vocabulary, rows.logits.device)
@@ -148,10 +150,10 @@ def generate_beams(
     stop_ids: Collection[int] = (),
 ) -> list[list[Hypothesis]]:
     """The n best answers to each prompt by beam search, best first. Everything else as in `generate`."""
-    texts = _texts(model, prompts, begin_id, max_new_tokens)
+    texts, sources = _texts(model, prompts, begin_id, max_new_tokens)
     if not texts or not max_new_tokens:
         return [[Hypothesis([], 0.0, 0.0, "length")] for _ in texts]
-    rows = DecoderRows(model, texts, more=max_new_tokens)
+    rows = DecoderRows(model, texts, more=max_new_tokens, sources=sources)
     limits = _limits(model, texts, max_new_tokens)
     return beam_search(rows, rows.logits, limits=limits, options=beams or BeamOptions(), stop_ids=stop_ids)
 
@@ -170,9 +172,21 @@ def _counts(name: str, given: Sequence[object], prompts: Sequence[object]) -> li
 
 def _texts(
     model: Decoder, prompts: Sequence[Sequence[int]], begin_id: int | None, max_new_tokens: int, *, faults: Sequence[Fault] = ()
-) -> list[list[int]]:
-    """What the model reads of each prompt. Raises ConfigError naming everything that it can't."""
+) -> tuple[list[list[int]], list[list[int]] | None]:
+    """What the model reads of each prompt: (texts, None), or of an encoder-decoder (the beginnings of its answers, sources). Raises
+    ConfigError naming everything that it can't."""
+    if isinstance(model, Seq2Seq):
+        if begin_id is None:
+            raise ConfigError([Fault("begin_id", None, "the id that stood before each target in training")])
+        sources = [list(prompt) for prompt in prompts]
+        _check(model, sources, max_new_tokens, faults=faults)
+        return [[begin_id] for _ in prompts], sources
     texts = [[*([] if begin_id is None else [begin_id]), *prompt] for prompt in prompts]
+    _check(model, texts, max_new_tokens, faults=faults)
+    return texts, None
+
+
+def _check(model: Decoder, texts: Sequence[Sequence[int]], max_new_tokens: int, *, faults: Sequence[Fault] = ()) -> None:
     context, vocabulary = model.config.max_position_embeddings, model.config.vocabulary
     faults = list(faults)
     if max_new_tokens < 0:
@@ -187,4 +201,3 @@ def _texts(
             faults.append(Fault(f"prompt {row}", outside[0], f"ids from 0 to {vocabulary - 1}", "encode it with the run's own tokenizer"))
     if faults:
         raise ConfigError(faults)
-    return texts

@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_lite.inference.kv_cache import KVCache
-from megatron_lite.models.batch import Batch
+from megatron_lite.models.batch import Batch, Source
 from megatron_lite.models.decoder import Decoder
+from megatron_lite.models.seq2seq import Seq2Seq
 from megatron_lite.parallel.groups import Axis
 
 PREFILL_TOKENS = 512  # of a row that go through the model at once: bounds the mask and the activations
@@ -35,23 +36,31 @@ class DecodingRows(Protocol):
 
 
 class DecoderRows:
-    """Texts (token ids, of any lengths, none empty) that a decoder-only model has read; `logits` [B, V] follow them.
+    """Texts (token ids, of any lengths, none empty) that a model has read; `logits` [B, V] follow them. With an encoder-decoder they
+    begin its answers to `sources`, as many.
 
-    There is room for `more` further tokens a row, a row's end of the context respected. Equal texts are read once.
+    There is room for `more` further tokens a row, a row's end of the context respected. Equal rows are read once.
     """
 
-    def __init__(self, model: Decoder, texts: Sequence[Sequence[int]], *, more: int) -> None:
+    def __init__(
+        self, model: Decoder, texts: Sequence[Sequence[int]], *, more: int, sources: Sequence[Sequence[int]] | None = None
+    ) -> None:
         self.model = model
         self._device = next(model.parameters()).device
-        unlike = list(dict.fromkeys(map(tuple, texts)))
+        rows_read = list(zip(map(tuple, texts), map(tuple, sources or [()] * len(texts)), strict=True))
+        unlike_rows = list(dict.fromkeys(rows_read))
+        unlike = [text for text, _ in unlike_rows]
         shortest, longest = min(map(len, unlike)), max(map(len, unlike))
         room = min(more, model.config.max_position_embeddings - shortest + 1)
-        self._cache = KVCache(longest + room)  # short rows go on behind their padding
+        memory = None
+        if isinstance(model, Seq2Seq):
+            memory = model.encode(Source.of([source for _, source in unlike_rows], device=self._device))
+        self._cache = KVCache(longest + room, memory=memory)  # short rows go on behind their padding
         self._next = torch.tensor([len(text) for text in unlike], device=self._device)  # each row's next position
         self.logits = self._prefill(unlike)
         if len(unlike) < len(texts):
-            place = {text: number for number, text in enumerate(unlike)}
-            rows = torch.tensor([place[tuple(text)] for text in texts], device=self._device)
+            place = {row: number for number, row in enumerate(unlike_rows)}
+            rows = torch.tensor([place[row] for row in rows_read], device=self._device)
             self.reorder(rows)
             self.logits = self.logits[rows]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from data_pipeline.errors import ConfigError, Fault
 from megatron_lite.layers.cross_entropy import IGNORED
-from megatron_lite.models.batch import Batch
+from megatron_lite.models.batch import Batch, Source
 from megatron_lite.models.decoder import Decoder
+from megatron_lite.models.seq2seq import Seq2Seq
 
 _NO_PADDING_ID = 0  # behind a row's end, where nothing before it looks
 
@@ -20,12 +22,14 @@ def score(
 ) -> list[list[float | None]]:
     """The log-probability in nats of each token of each text, given its prompt and the tokens before it. Collective over tp.
 
-    `begin_id` stands before every prompt. Without it and without a prompt the first token has none. Raises ConfigError for
+    Of an encoder-decoder, prompts are sources, their ends included. `begin_id` stands before every prompt, or target. Without it and without a prompt the first token has none. Raises ConfigError for
     what is longer than the context or has ids outside the vocabulary.
     """
-    before = [[*([] if begin_id is None else [begin_id]), *prompt] for prompt in prompts]
+    start = [] if begin_id is None else [begin_id]
+    of_source = isinstance(model, Seq2Seq)
+    before = [start if of_source else [*start, *prompt] for prompt in prompts]
     rows = [[*prompt, *text] for prompt, text in zip(before, texts, strict=True)]
-    _check(model, rows)
+    _check(model, rows + [[*prompt] for prompt in prompts if of_source])
     longest = max((len(row) for row in rows), default=0) - 1
     if longest < 1:
         return [[None] * len(text) for text in texts]
@@ -38,7 +42,10 @@ def score(
     device = next(model.parameters()).device
     positions = torch.arange(longest).expand_as(inputs)
     samples = torch.zeros(len(rows), dtype=torch.int64)
-    losses = model.token_losses(Batch(inputs.to(device), targets.to(device), positions.to(device), None, samples.to(device)))
+    batch = Batch(inputs.to(device), targets.to(device), positions.to(device), None, samples.to(device))
+    if of_source:
+        batch = replace(batch, source=Source.of(prompts, device=device))
+    losses = model.token_losses(batch)
     found: list[list[float | None]] = []
     for prompt, row, own in zip(before, rows, losses.tolist()):
         known = [None, *(-loss for loss in own[: len(row) - 1])] if row else []

@@ -12,6 +12,7 @@ from megatron_lite.inference.sampling import SamplingOptions
 from megatron_lite.inference.score import score
 from megatron_lite.inference.stops import StopStrings
 from megatron_lite.models.decoder import Decoder
+from megatron_lite.models.seq2seq import Seq2Seq
 
 
 class TextStream(Protocol):
@@ -55,7 +56,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A decoder-only model, its tokenizer, and the ids that begin and end documents."""
+    """A model, its tokenizer, and the ids that begin and end documents. The prompts of an encoder-decoder are sources."""
 
     model: Decoder
     tokenizer: Tokenizer
@@ -71,7 +72,7 @@ class LanguageModel:
         """The same text in pieces of whole characters, as they come."""
         pieces: list[str] = []
         row = _Row(self.tokenizer.stream(), stop, pieces.append)
-        ids = [self._ids(prompt)]
+        ids = [self._prompt(prompt)]
         _, steps = start_sampling(
             self.model,
             ids,
@@ -105,7 +106,7 @@ class LanguageModel:
         rows = [_Row(self.tokenizer.stream(), stop, _told(on_text, number)) for number in range(count)]
         made, steps = start_sampling(
             self.model,
-            [ids for prompt in prompts for ids in [self._ids(prompt)] * n],
+            [ids for prompt in prompts for ids in [self._prompt(prompt)] * n],
             max_new_tokens=max_new_tokens,
             sampling=[replace(options, seed=options.seed + number) for number in range(count)],
             begin_id=self.begin_id,
@@ -127,7 +128,7 @@ class LanguageModel:
     ) -> list[list[Answer]]:
         """The n best answers to each prompt by beam search, best first, each cut at the first stop string: beams end at stop
         tokens only."""
-        ids = [self._ids(prompt) for prompt in prompts]
+        ids = [self._prompt(prompt) for prompt in prompts]
         found = generate_beams(self.model, ids, max_new_tokens=max_new_tokens, beams=beams, begin_id=self.begin_id, stop_ids=self.stop_ids)
         answers: list[list[Answer]] = []
         for prompt, hypotheses in zip(prompts, found):
@@ -146,13 +147,22 @@ class LanguageModel:
 
     def scores(self, texts: Sequence[str], *, prompts: Sequence[str] | None = None) -> list[list[TokenLogprob]]:
         """Likewise of several texts at once. Collective over tp."""
-        given = [self._ids(prompt) for prompt in prompts or [""] * len(texts)]
+        given = [self._prompt(prompt) for prompt in prompts or [""] * len(texts)]
         ids = [self._ids(text) for text in texts]
         known = score(self.model, given, ids, begin_id=self.begin_id)
         return [
             [TokenLogprob(token, self.tokenizer.decode([token]), logprob) for token, logprob in zip(tokens, logprobs)]
             for tokens, logprobs in zip(ids, known)
         ]
+
+    @property
+    def translates(self) -> bool:
+        """Whether an answer stands for itself and does not go on from its prompt."""
+        return isinstance(self.model, Seq2Seq)
+
+    def _prompt(self, text: str) -> list[int]:
+        """Of a source, with its end, as in training."""
+        return self._ids(text) + ([self.stop_ids[0]] if self.translates and self.stop_ids else [])
 
     def _ids(self, text: str) -> list[int]:
         return [int(token) for token in self.tokenizer.encode(text)]

@@ -68,3 +68,12 @@ def test_rate_stays_at_its_end_past_the_run(name: str) -> None:
     last = lr_at(10, peak=2.0, num_steps=10, scheduler=scheduler)
     assert lr_at(11, peak=2.0, num_steps=10, scheduler=scheduler) == last
     assert last == (2.0 if name == "constant" else pytest.approx(0.5))
+
+
+@pytest.mark.parametrize("step", [1, 10, 4000, 4001, 16000, 100_000])
+def test_inverse_sqrt_is_the_paper_s(step: int) -> None:
+    """Vaswani et al. 2017, equation 3, for the base model: d^-0.5 * min(step^-0.5, step * warmup^-1.5); the run's length is nothing to it."""
+    scheduler = SchedulerConfig(name="inverse_sqrt", warmup_steps=4000)
+    rate = lr_at(step, peak=(512 * 4000) ** -0.5, num_steps=100_000, scheduler=scheduler)
+    assert rate == pytest.approx(512**-0.5 * min(step**-0.5, step * 4000**-1.5), rel=1e-12)
+    assert rate == lr_at(step, peak=(512 * 4000) ** -0.5, num_steps=5000, scheduler=scheduler)

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from data_pipeline.errors import ConfigError
+from megatron_lite.inference.beam import BeamOptions
+from megatron_lite.inference.generate import generate, generate_beams
 from megatron_lite.inference.kv_cache import KVCache
+from megatron_lite.inference.sampling import SamplingOptions
+from megatron_lite.inference.score import score
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, DropoutKey, Source
 from megatron_lite.models.build import build_model
@@ -143,3 +148,30 @@ def test_the_loss_is_of_the_targets_as_they_stand() -> None:
     assert abs(model(batch)[0].item() - wanted.item()) < 1e-3
     fewer = replace(batch, targets=batch.targets.where(batch.targets < 32, -100))
     assert int(model(fewer)[1]) == int((fewer.targets >= 0).sum())
+
+
+def test_sources_of_unequal_lengths_are_translated_as_if_alone() -> None:
+    """B130: greedy and beam search, in a batch, of equal sources too, give what each source gives by itself; scores are the model's."""
+    model = build(init={"std": 0.3})
+    draw = np.random.default_rng(5)
+    sources = [draw.integers(1, 64, size).tolist() for size in (6, 2, 9)]
+    sources.append(sources[0])
+    options: dict[str, Any] = {"max_new_tokens": 6, "begin_id": 0, "stop_ids": [7]}
+    together = generate_beams(model, sources, beams=BeamOptions(num_beams=3, n_best=2), **options)
+    greedy = generate(model, sources, sampling=SamplingOptions(temperature=0.0), **options)
+    for number, source in enumerate(sources):
+        alone = generate_beams(model, [source], beams=BeamOptions(num_beams=3, n_best=2), **options)[0]
+        assert [each.tokens for each in alone] == [each.tokens for each in together[number]]
+        assert generate(model, [source], sampling=SamplingOptions(temperature=0.0), **options)[0].tokens == greedy[number].tokens
+        best = together[number][0]
+        said = [*best.tokens, *([7] if best.finish == "stop" else [])]
+        known = score(model, [source], [said], begin_id=0)[0]
+        assert abs(sum(known) - best.logprob) < 1e-4  # type: ignore[arg-type]
+
+
+def test_an_answer_needs_a_source_and_a_beginning() -> None:
+    """Sources that are empty or too long are named, as prompts are."""
+    with pytest.raises(ConfigError, match="prompt 1"):
+        generate(build(), [[1], []], max_new_tokens=2, begin_id=0)
+    with pytest.raises(ConfigError, match="begin_id"):
+        generate(build(), [[1]], max_new_tokens=2)
