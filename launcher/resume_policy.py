@@ -17,16 +17,25 @@ RECORDED = (
     "training.tokens",
     "training.global_batch_size",
     "training.precision",
+    "training.loss.",
     "lr_scheduler.",
     "optimizer.",
 )
+# Of the model section, where weights alone are taken: what they compute at first changes, though their shapes agree.
 RECORDED_OF_WEIGHTS = (
     "rope.",
     "position.",
     "attention.",
+    "norm.",
+    "residual.",
+    "mlp.",
+    "mup.",
     "rms_norm_eps",
     "layer_norm_eps",
-)  # of the model section, where weights alone are taken
+    "embedding_multiplier",
+    "logit_scale",
+    "final_logit_softcapping",
+)
 
 
 def identity(config: RunConfig, rows_identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,16 @@ class ParallelConfig(Section):
 # -------------------------------------------------------------------------------------------------------------- training
 
 
+class LossConfig(Section):
+    """What is optimised beside the cross-entropy; losses that are reported are without it, in nats."""
+
+    label_smoothing: float = Field(0.0, ge=0, lt=1)  # that share of each target is spread over the vocabulary (Szegedy et al. 2016)
+    z_loss: float = Field(0.0, ge=0)  # times log(sum(exp(logits)))^2 is added, which keeps logits near 0 (Chowdhery et al. 2022: 1e-4)
+
+
+NO_EXTRAS = LossConfig()
+
+
 class TrainingConfig(Section):
     """How long, how much at once, in which precision."""
 
@@ -52,6 +62,7 @@ class TrainingConfig(Section):
     compile: bool = False  # compile the layers with torch.compile
     document_kernel: Literal["auto", "varlen", "flex", "blocks"] = "auto"  # what keeps documents apart on GPUs
     tf32: bool = False  # on GPUs: fp32 matrix products in TF32, with 10 bits of mantissa, some 8 times as fast
+    loss: LossConfig = LossConfig()
     deterministic: bool = False  # the same bits on every run of a layout, on GPUs too, for some speed
 
     @field_validator("micro_batch_size")

@@ -13,13 +13,7 @@ from data_pipeline.errors import Fault
 from data_pipeline.schema import Section, section_faults
 from megatron_lite.attention_config import PositionConfig, RopeConfig, position_faults
 from megatron_lite.block_config import MLPConfig, NormConfig, ResidualConfig
-
-
-class InitConfig(Section):
-    """Initial weights: normal(0, std); projections into the residual stream divided by the root of how many there are (GPT-2)."""
-
-    std: float = Field(0.02, gt=0)  # of the normal distribution
-    scaled_residual: bool = True  # divide what writes into the residual stream by sqrt(2 * layers), beside cross-attention sqrt(3 * layers)
+from megatron_lite.init_config import InitConfig, MupConfig
 
 
 class EncoderConfig(Section):
@@ -51,8 +45,19 @@ class ModelConfig(Section):
     norm: NormConfig = NormConfig()
     residual: ResidualConfig = ResidualConfig()
     mlp: MLPConfig = MLPConfig()
+    embedding_multiplier: float | Literal["sqrt_hidden_size"] = 1.0  # embeddings are looked up times this: 2017's and Gemma's is the root
+    logit_scale: float = Field(1.0, gt=0)  # logits are times this
+    final_logit_softcapping: float | None = Field(None, gt=0)  # c: logits are c * tanh(logits / c), as Gemma 2 has it
     init: InitConfig = InitConfig()
+    mup: MupConfig = MupConfig()
     encoder: EncoderConfig = EncoderConfig()
+
+    @field_validator("embedding_multiplier")
+    @classmethod
+    def _multiplier(cls, value: float | str) -> float | str:
+        if isinstance(value, float) and not 0 < value < float("inf"):
+            raise ValueError("a number above 0, or sqrt_hidden_size")
+        return value
 
     @field_validator("vocab_size")
     @classmethod
@@ -82,6 +87,11 @@ class ModelConfig(Section):
         elif self.residual.parallel != "none" and self.family == "seq2seq":
             fix = "leave it out: cross-attention reads what attention found"
             faults.append(Fault("residual.parallel", self.residual.parallel, "none with family: seq2seq", fix))
+        if self.mup.base_hidden_size is not None and self.init.scheme != "normal":
+            fix = "use init.scheme normal, whose std mup scales"
+            faults.append(Fault("init.scheme", self.init.scheme, "normal with mup, as others follow the width already", fix))
+        elif self.mup.base_hidden_size is None and self.mup.base_head_dim is not None:
+            faults.append(Fault("mup.base_head_dim", self.mup.base_head_dim, "null without mup.base_hidden_size", "give that too"))
         if faults:
             raise section_faults(faults)
         return self
@@ -97,6 +107,21 @@ class ModelConfig(Section):
     def norm_eps(self) -> float:
         """The eps of this model's kind of norm."""
         return self.rms_norm_eps if self.norm.type == "rms_norm" else self.layer_norm_eps
+
+    @property
+    def width_multiplier(self) -> float:
+        """m of mup; 1 without it."""
+        return self.hidden_size / (self.mup.base_hidden_size or self.hidden_size)
+
+    @property
+    def embedding_factor(self) -> float:
+        """What a looked-up embedding is multiplied by."""
+        return self.hidden_size**0.5 if self.embedding_multiplier == "sqrt_hidden_size" else float(self.embedding_multiplier)
+
+    @property
+    def logit_factor(self) -> float:
+        """What hidden states times the head are multiplied by."""
+        return self.logit_scale / self.width_multiplier
 
     @property
     def has_final_norm(self) -> bool:

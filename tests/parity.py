@@ -22,7 +22,8 @@ from data_pipeline.rows import Row, assemble, batch_id, row_digest
 from launcher.batches import Batches, gather_batch_id
 from megatron_lite.block_config import MLPConfig, NormConfig, ResidualConfig
 from megatron_lite.checkpoint.slices import logical_slices
-from megatron_lite.config import OptimizerConfig, ParallelConfig, TrainingConfig
+from megatron_lite.config import LossConfig, OptimizerConfig, ParallelConfig, TrainingConfig
+from megatron_lite.init_config import InitConfig, MupConfig
 from megatron_lite.layers import matmul, tiled_attention
 from megatron_lite.model_config import EncoderConfig, ModelConfig
 from megatron_lite.models.build import build_model
@@ -54,6 +55,10 @@ MODELS = {
             "norm": NormConfig(type="layer_norm", placement="post", bias=True),
             "mlp": MLPConfig(activation="relu", gated=False, bias=True),
             "residual": ResidualConfig(step_size="inverse_sqrt_layers", learned_step_size="branch"),
+            "init": InitConfig(embedding_std=0.1),
+            "embedding_multiplier": "sqrt_hidden_size",
+            "final_logit_softcapping": 20.0,
+            "mup": MupConfig(base_hidden_size=32),
         }
     ),
     "tiny-vocabulary": _BASE.model_copy(update={"vocab_size": 9}),  # at tp 4 the last rank holds padding only
@@ -63,6 +68,7 @@ MODELS = {
     ),
 }
 SOURCE_LENGTH = 24  # of a row of pairs
+EXTRAS = {"2017": LossConfig(label_smoothing=0.1, z_loss=1e-3)}  # by model
 TABLE = ("gqa", "mqa")  # the models of the whole table
 
 
@@ -176,6 +182,7 @@ def configs(case: Case) -> tuple[ModelConfig, TrainingConfig, OptimizerConfig, P
         engine="torch" if case.stage is None else "deepspeed",
         compile=case.compile,
         document_kernel=case.document_kernel,
+        loss=EXTRAS.get(case.model, LossConfig()),
     )
     return (
         model,
@@ -290,7 +297,8 @@ def expected(model: str, dropout: float, precision: str = "fp32", lr: float = LR
     start = logical.assemble([logical.blocks_of(build_model(config, ProcessGroups.single(), seed=SEED))])
     rows = [rows_of(step, config) for step in range(1, steps + 1)]
     batches = [[plain_row(row, number * BATCH + place) for place, row in enumerate(batch)] for number, batch in enumerate(rows)]
-    ran = reference.train(start, config, optimizer_config(case), batches, lrs=[lr] * steps, seed=SEED, precision=rounding)
+    given = {"lrs": [lr] * steps, "seed": SEED, "precision": rounding, "extras": EXTRAS.get(model)}
+    ran = reference.train(start, config, optimizer_config(case), batches, **given)
     ids = [batch_id([pair_row_digest(row) if isinstance(row, PairRow) else row_digest(row) for row in batch]) for batch in rows]
     return Trace(ran.losses, ran.grad_norms, ids, ran.first_gradients, ran.weights)
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron_lite.config import OptimizerConfig
+from megatron_lite.config import LossConfig, OptimizerConfig
 from megatron_lite.model_config import ModelConfig
 from tests import reference_attention, reference_blocks
 from tests.reference_attention import wide
@@ -100,7 +100,7 @@ def row_logits(weights: Weights, config: ModelConfig, row: Row, *, document_mask
             factor = dropout_factor(config.attention_dropout, step, row.sample, site, [config.num_attention_heads, length], length)
         return reference_attention.attention(w, config, h, positions, visible, factor)
 
-    x = weights["embedding.weight"][torch.as_tensor(row.inputs).long()]
+    x = weights["embedding.weight"][torch.as_tensor(row.inputs).long()] * reference_blocks.embedding_multiplier(config)
     x = dropped(x + reference_attention.position_embedding(weights, config, positions).to(x.dtype), "embedding")
     for layer in range(config.num_hidden_layers):
         w = {name.removeprefix(f"layers.{layer}."): tensor for name, tensor in weights.items() if name.startswith(f"layers.{layer}.")}
@@ -118,11 +118,19 @@ def row_logits(weights: Weights, config: ModelConfig, row: Row, *, document_mask
     if config.norm.placement != "post":
         x = reference_blocks.norm(x, weights, "final_norm", config)
     head_weight = weights["embedding.weight" if config.tie_word_embeddings else "lm_head.weight"]
-    return x @ head_weight.T
+    return reference_blocks.logits(x @ head_weight.T, config)
 
 
-def row_loss(weights: Weights, config: ModelConfig, row: Row, *, document_mask: bool = True, step: Step | None = None) -> Tensor:
-    """Sum over the row's targets of -log softmax(logits)[target], fp32."""
+def row_loss(
+    weights: Weights,
+    config: ModelConfig,
+    row: Row,
+    *,
+    document_mask: bool = True,
+    step: Step | None = None,
+    extras: LossConfig | None = None,
+) -> Tensor:
+    """Sum over the row's targets of -log softmax(logits)[target], fp32; with `extras` of what is optimised."""
     if config.family == "seq2seq":
         from tests.reference_seq2seq import row_logits as logits_of_pairs
 
@@ -131,7 +139,13 @@ def row_loss(weights: Weights, config: ModelConfig, row: Row, *, document_mask: 
         logits = wide(row_logits(weights, config, row, document_mask=document_mask, step=step))
     targets = torch.as_tensor(row.targets).long()
     places = (targets != -100).nonzero()[:, 0]
-    return (logits[places].logsumexp(-1) - logits[places, targets[places]]).sum()
+    negative = -logits[places].log_softmax(-1)
+    loss = negative[range(len(places)), targets[places]]
+    if extras is not None:
+        smoothing = extras.label_smoothing
+        log_sum = logits[places].exp().sum(-1).log()
+        loss = (1 - smoothing) * loss + smoothing * negative.mean(-1) + extras.z_loss * log_sum**2
+    return loss.sum()
 
 
 # --------------------------------------------------------------------------------------------------------- training
@@ -157,6 +171,7 @@ def train(
     seed: int = 0,
     precision: str = "fp32",
     document_mask: bool = True,
+    extras: LossConfig | None = None,
 ) -> Run:
     """AdamW with global clipping on the mean loss over each batch's targets; batch k is step k + 1.
 
@@ -174,10 +189,11 @@ def train(
         num_targets = sum(int((row.targets != -100).sum()) for row in rows)
         total = 0.0
         for row in rows:
-            loss = row_loss(used, config, row, document_mask=document_mask, step=Step(seed, number))
+            of_row = {"document_mask": document_mask, "step": Step(seed, number)}
+            loss = row_loss(used, config, row, **of_row, extras=extras)
             for name, gradient in zip(used, torch.autograd.grad(loss / num_targets, list(used.values()))):
                 gradients[name] += gradient  # in the master's dtype
-            total += loss.item()
+            total += (loss if extras is None else row_loss(used, config, row, **of_row)).item()
         norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
         run.losses.append(total / num_targets)
         run.grad_norms.append(norm)
@@ -189,10 +205,13 @@ def train(
         for name, master in masters.items():
             gradient = gradients[name] * clip
             decays = master.dim() > 1 and (optimizer.decay_embeddings or name not in EMBEDDINGS)
+            base = config.mup.base_hidden_size
+            inner = base is not None and master.dim() > 1 and name not in EMBEDDINGS
+            rate = lr * base / config.hidden_size if base is not None and inner else lr
             master *= 1 - lr * (optimizer.weight_decay if decays else 0.0)
             first[name] = beta1 * first[name] + (1 - beta1) * gradient
             second[name] = beta2 * second[name] + (1 - beta2) * gradient.square()
             corrected = (second[name] / (1 - beta2**number)).sqrt() + optimizer.eps
-            master -= lr * (first[name] / (1 - beta1**number)) / corrected
+            master -= rate * (first[name] / (1 - beta1**number)) / corrected
     run.weights = masters
     return run

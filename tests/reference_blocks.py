@@ -54,6 +54,20 @@ def mlp(x: Tensor, w: Mapping[str, Tensor], config: ModelConfig) -> Tensor:
     return product(activation(product(x, w, "mlp.gate"), config.mlp.activation) * product(x, w, "mlp.up"), w, "mlp.down")
 
 
+def embedding_multiplier(config: ModelConfig) -> float:
+    given = config.embedding_multiplier
+    return math.sqrt(config.hidden_size) if isinstance(given, str) else given
+
+
+def logits(products: Tensor, config: ModelConfig) -> Tensor:
+    """Of hidden states times the head; under muP divided by how much wider the model is than its base."""
+    out = products * config.logit_scale
+    if config.mup.base_hidden_size is not None:
+        out = out * config.mup.base_hidden_size / config.hidden_size
+    cap = config.final_logit_softcapping
+    return out if cap is None else cap * torch.tanh(out / cap)
+
+
 def layer(
     x: Tensor,
     w: Mapping[str, Tensor],

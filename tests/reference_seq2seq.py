@@ -30,7 +30,7 @@ def row_logits(weights: Weights, config: ModelConfig, row: Row, *, step: Step | 
     paired = paired | ~paired.any(1, keepdim=True)  # padding without padding on the other side
     num_layers = config.num_hidden_layers
     x = _side(weights, config, row.inputs, to_target, earlier, row, step, "", "", num_layers, memory=memory, paired=paired)
-    return x @ weights["embedding.weight" if config.tie_word_embeddings else "lm_head.weight"].T
+    return reference_blocks.logits(x @ weights["embedding.weight" if config.tie_word_embeddings else "lm_head.weight"].T, config)
 
 
 def _num_encoder_layers(config: ModelConfig) -> int:
@@ -71,7 +71,7 @@ def _side(
         sizes = [config.num_attention_heads, length]
         return dropout_factor(config.attention_dropout, step, row.sample, site, sizes, num_keys)
 
-    x = weights["embedding.weight"][torch.from_numpy(ids.astype(np.int64))]
+    x = weights["embedding.weight"][torch.from_numpy(ids.astype(np.int64))] * reference_blocks.embedding_multiplier(config)
     x = dropped(x + reference_attention.position_embedding(weights, config, positions).to(x.dtype), f"{outside}embedding")
     for layer in range(num_layers):
         name = f"{within}layers.{layer}"

@@ -12,7 +12,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megatron_lite.layers.cross_entropy import vocab_parallel_cross_entropy
+from megatron_lite.config import NO_EXTRAS, LossConfig
+from megatron_lite.layers.cross_entropy import PLAIN, Logits, vocab_parallel_cross_entropy
 from megatron_lite.layers.linear import enter_tp, leave_tp, parameter_of
 from megatron_lite.layers.matmul import linear
 from megatron_lite.parallel.collectives import gather_last
@@ -46,14 +47,19 @@ def vocabulary_spec(name: str, vocabulary: int, hidden_size: int, tp: Axis) -> S
 
 
 class VocabEmbedding(nn.Module):
-    """Token ids [B, S] -> [B, S/tp or S, D]: each rank looks up its own; reduce-scatter or all-reduce over tp."""
+    """Token ids [B, S] -> [B, S/tp or S, D], times `factor`: each rank looks up its own; reduce-scatter or all-reduce over tp."""
 
-    def __init__(self, vocabulary: int, hidden_size: int, groups: ProcessGroups, *, name: str) -> None:
+    def __init__(self, vocabulary: int, hidden_size: int, groups: ProcessGroups, *, name: str, factor: float = 1.0) -> None:
         super().__init__()
+        self.factor = factor
         self.tp, self.cut = groups.tp, VocabularyCut.of(vocabulary, groups.tp)
         self.weight = parameter_of(vocabulary_spec(name, vocabulary, hidden_size, groups.tp))
 
     def forward(self, ids: Tensor, *, split: bool) -> Tensor:
+        found = self._looked_up(ids, split=split)
+        return found if self.factor == 1.0 else found * self.factor
+
+    def _looked_up(self, ids: Tensor, *, split: bool) -> Tensor:
         if self.tp.size == 1:
             return F.embedding(ids, self.weight)
         local = ids - self.cut.start
@@ -63,13 +69,25 @@ class VocabEmbedding(nn.Module):
 
 
 class LMHead(nn.Module):
-    """Hidden states [B, S/tp or S, D] -> loss or logits. The weight is its own, or the embedding's Parameter when tied.
+    """Hidden states [B, S/tp or S, D] -> loss or logits, which are made as `logits` says. The weight is its own, or the embedding's
+    Parameter when tied. `extras` are what is optimised beside the loss.
 
     The loss is computed here, inside forward, so that an engine that gathers weights around forward covers it.
     """
 
-    def __init__(self, vocabulary: int, hidden_size: int, groups: ProcessGroups, *, name: str, tied: nn.Parameter | None = None) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        hidden_size: int,
+        groups: ProcessGroups,
+        *,
+        name: str,
+        tied: nn.Parameter | None = None,
+        logits: Logits = PLAIN,
+        extras: LossConfig = NO_EXTRAS,
+    ) -> None:
         super().__init__()
+        self.logits, self.extras = logits, extras
         self.tp, self.vocabulary, self.cut = groups.tp, vocabulary, VocabularyCut.of(vocabulary, groups.tp)
         self.weight = tied if tied is not None else parameter_of(vocabulary_spec(name, vocabulary, hidden_size, groups.tp))
 
@@ -78,7 +96,8 @@ class LMHead(nn.Module):
         is none. "logits": fp32 [B, S, V], all-gathered over tp. Alike on every tp rank."""
         hidden = enter_tp(hidden, self.tp, split=split)
         if output == "logits":
-            logits = linear(hidden, self.weight).float()
+            products = linear(hidden, self.weight)
+            logits = products.float() if self.logits.is_plain else self.logits.of(products)
             return gather_last(logits, self.tp)[..., : self.vocabulary]
         assert targets is not None
         losses = vocab_parallel_cross_entropy(
@@ -88,6 +107,9 @@ class LMHead(nn.Module):
             self.tp,
             vocab_start=self.cut.start,
             num_valid_rows=self.cut.num_valid,
+            vocabulary=self.vocabulary,
+            logits=self.logits,
+            extras=self.extras,
             per_token=output == "token_losses",
         )
         return losses.view_as(targets) if output == "token_losses" else losses

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from megatron_lite.config import NO_EXTRAS, LossConfig
 from megatron_lite.layers.context import ForwardContext, KeyValueStore
-from megatron_lite.layers.cross_entropy import IGNORED
+from megatron_lite.layers.cross_entropy import IGNORED, Logits
 from megatron_lite.layers.document_kernels import AskedKernel, choose_kernel
 from megatron_lite.layers.dropout import EMBEDDING, DropoutPlace, dropout
 from megatron_lite.layers.embedding import HeadOutput, LMHead, VocabEmbedding
@@ -32,12 +33,18 @@ class Decoder(nn.Module):
     """Embedding, blocks, norm and head. Whether dropout is on is said by a forward's key, never by train() or eval()."""
 
     def __init__(
-        self, config: ModelConfig, groups: ProcessGroups, *, checkpointing: Checkpointing = "none", document_kernel: AskedKernel = "auto"
+        self,
+        config: ModelConfig,
+        groups: ProcessGroups,
+        *,
+        checkpointing: Checkpointing = "none",
+        document_kernel: AskedKernel = "auto",
+        extras: LossConfig = NO_EXTRAS,
     ) -> None:
         super().__init__()
         self.config, self.groups, self.checkpointing, self.document_kernel = config, groups, checkpointing, document_kernel
         vocabulary, size = config.vocabulary, config.hidden_size
-        self.embedding = VocabEmbedding(vocabulary, size, groups, name="embedding.weight")
+        self.embedding = VocabEmbedding(vocabulary, size, groups, name="embedding.weight", factor=config.embedding_factor)
         self.position_embedding = position_embedding(config, name="position_embedding.weight")
         self.layers = nn.ModuleList(
             Block(config, groups, layer=layer, recompute_attention=checkpointing == "selective", cross=config.family == "seq2seq")
@@ -45,7 +52,8 @@ class Decoder(nn.Module):
         )
         self.final_norm = norm_of(config, name="final_norm") if config.has_final_norm else None
         tied = self.embedding.weight if config.tie_word_embeddings else None
-        self.lm_head = LMHead(vocabulary, size, groups, name="lm_head.weight", tied=tied)
+        logits = Logits(config.logit_factor, config.final_logit_softcapping)
+        self.lm_head = LMHead(vocabulary, size, groups, name="lm_head.weight", tied=tied, logits=logits, extras=extras)
 
     def forward(
         self,
@@ -55,7 +63,8 @@ class Decoder(nn.Module):
         output: HeadOutput = "loss",
         store: KeyValueStore | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(loss summed over targets that aren't -100, fp32; their number, int64), alike on every tp rank.
+        """(loss summed over targets that aren't -100, fp32; their number, int64), alike on every tp rank. What comes back through the
+        loss is the gradient with the extras; its value is without them.
 
         Other outputs stand in the place of the loss: "token_losses" fp32 [B, S], "logits" fp32 [B, S, V].
         """

@@ -1,15 +1,14 @@
 """Initial weights as a pure function of (seed, logical name, logical index): alike on every layout and machine.
 
-A logical matrix is made of 256 x 256 tiles. Element (i, j) of a tile is the inverse normal CDF, in float64, of one draw
+A logical matrix is made of 256 x 256 tiles. Element (i, j) of a tile is the inverse CDF, in float64, of one draw
 of Philox keyed by (seed, name) at the counter of (tile, i, j), rounded to fp32. Only rows that are asked for are drawn.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,26 +23,66 @@ TILE = 256
 
 @dataclass(frozen=True)
 class Distribution:
-    """normal(0, std), or the same constant everywhere."""
+    """normal(0, std), uniform in (-bound, bound), or the same constant everywhere."""
 
     std: float = 0.0
+    bound: float = 0.0
     constant: float = 0.0
 
+    @property
+    def is_drawn(self) -> bool:
+        return self.std > 0 or self.bound > 0
 
-def distribution(name: str, config: ModelConfig) -> Distribution:
-    """Every logical parameter's distribution."""
-    std, layers = config.init.std, config.encoder_layers if name.startswith("encoder.") else config.num_hidden_layers
-    additions = 2 * config.encoder_layers if name.startswith("encoder.") else (3 if config.encoder_layers else 2) * config.num_hidden_layers
-    residual = std / math.sqrt(additions) if config.init.scaled_residual else std
-    table = {
-        "*norm.weight": Distribution(constant=0.0 if config.norm.zero_centred else 1.0),
-        "*step_size": Distribution(constant=config.residual.step(layers)),
-        "*.bias": Distribution(constant=0.0),
-        "*attention.o.weight": Distribution(std=residual),  # what adds to the residual stream, as GPT-2 scales it
-        "*.mlp.down.weight": Distribution(std=residual),
-        "*.weight": Distribution(std=std),
+    def of(self, uniform: np.ndarray) -> np.ndarray:
+        """float64 draws of it from draws in (0, 1)."""
+        if self.bound > 0:
+            return (2.0 * uniform - 1.0) * self.bound
+        return torch.special.ndtri(torch.from_numpy(uniform)).numpy() * self.std
+
+    def times(self, factor: float) -> Distribution:
+        return Distribution(self.std * factor, self.bound * factor, self.constant)
+
+
+def distribution(name: str, shape: Sequence[int], config: ModelConfig) -> Distribution:
+    """A logical parameter's, by its name and its whole shape."""
+    init, layers = config.init, config.encoder_layers if name.startswith("encoder.") else config.num_hidden_layers
+    if name.endswith("norm.weight"):
+        return Distribution(constant=0.0 if config.norm.zero_centred else 1.0)
+    if name.endswith("step_size"):
+        return Distribution(constant=config.residual.step(layers))
+    if name.endswith(".bias"):
+        return Distribution(constant=0.0)
+    if is_vocabulary(name):
+        return _of_embedding(config)
+    matrix = _of_matrix(shape, config)
+    if not name.endswith(("attention.o.weight", "mlp.down.weight")):
+        return matrix
+    if init.zero_residual:
+        return Distribution(constant=0.0)
+    additions = (3 if config.encoder_layers and not name.startswith("encoder.") else 2) * layers  # to the residual stream
+    return matrix.times(1 / math.sqrt(additions)) if init.scaled_residual else matrix
+
+
+def is_vocabulary(name: str) -> bool:
+    """Whether it is an embedding or the head: as wide as the model in one dim only, however wide that is."""
+    return name.endswith(("embedding.weight", "lm_head.weight"))
+
+
+def _of_matrix(shape: Sequence[int], config: ModelConfig) -> Distribution:
+    if config.init.scheme == "xavier_uniform":
+        return Distribution(bound=math.sqrt(6 / (shape[0] + shape[1])))
+    if config.init.scheme == "small":
+        return Distribution(std=math.sqrt(2 / (5 * config.hidden_size)))
+    return Distribution(std=config.init.std / math.sqrt(config.width_multiplier))
+
+
+def _of_embedding(config: ModelConfig) -> Distribution:
+    by_scheme = {
+        "normal": config.init.std,
+        "small": math.sqrt(2 / (5 * config.hidden_size)),
+        "xavier_uniform": 1 / math.sqrt(config.hidden_size),
     }
-    return next(value for pattern, value in table.items() if fnmatch.fnmatchcase(name, pattern))
+    return Distribution(std=config.init.embedding_std or by_scheme[config.init.scheme])
 
 
 def local_init(spec: ShardSpec, config: ModelConfig, seed: int, *, start: int = 0, stop: int | None = None) -> Tensor:
@@ -54,46 +93,45 @@ def local_init(spec: ShardSpec, config: ModelConfig, seed: int, *, start: int = 
         first, last = max(start, piece.offset), min(stop, piece.offset + piece.numel)
         if first >= last:
             continue
-        what = distribution(piece.name, config)
+        what = distribution(piece.name, piece.global_shape, config)
         part = out[first - start : last - start]
-        if what.std == 0.0:
-            part[:] = what.constant
+        if what.is_drawn:
+            _fill(part, piece, what, seed, first - piece.offset)
         else:
-            _fill_normal(part, piece, what.std, seed, first - piece.offset)
+            part[:] = what.constant
     return torch.from_numpy(out)
 
 
-def _fill_normal(out: np.ndarray, piece: Piece, std: float, seed: int, first: int) -> None:
+def _fill(out: np.ndarray, piece: Piece, what: Distribution, seed: int, first: int) -> None:
     """out = the piece's elements first..first+len(out), tile by tile."""
     width = piece.shape[1]
     row, last_row = first // width, -(-(first + out.size) // width)
     while row < last_row:
         logical = piece.start[0] + row
         num_rows = min(TILE - logical % TILE, last_row - row)
-        band = _band(piece, std, seed, logical, num_rows).reshape(-1)
+        band = _band(piece, what, seed, logical, num_rows).reshape(-1)
         begin, end = row * width, (row + num_rows) * width
         low, high = max(begin, first), min(end, first + out.size)
         out[low - first : high - first] = band[low - begin : high - begin]
         row += num_rows
 
 
-def _band(piece: Piece, std: float, seed: int, row: int, num_rows: int) -> np.ndarray:
+def _band(piece: Piece, what: Distribution, seed: int, row: int, num_rows: int) -> np.ndarray:
     """fp32 [num_rows, width]: logical rows row..row+num_rows, all in one row of tiles, at the piece's columns."""
     first, width = piece.start[1], piece.shape[1]
     band = np.empty((num_rows, width), dtype=np.float32)
     for column in range(first // TILE * TILE, first + width, TILE):
-        tile = _tile_rows(piece.name, seed, row // TILE, column // TILE, row % TILE, num_rows)
+        draws = _tile_rows(piece.name, seed, row // TILE, column // TILE, row % TILE, num_rows)
         low, high = max(column, first), min(column + TILE, first + width)
-        band[:, low - first : high - first] = tile[:, low - column : high - column] * std
+        band[:, low - first : high - first] = what.of(draws)[:, low - column : high - column]
     return band
 
 
 def _tile_rows(name: str, seed: int, tile_row: int, tile_column: int, row: int, num_rows: int) -> np.ndarray:
-    """float64 [num_rows, TILE] standard normal: rows row..row+num_rows of a tile."""
+    """float64 [num_rows, TILE] uniform in (0, 1), never either end: rows row..row+num_rows of a tile."""
     key = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:16], "little")
     bits = np.random.Philox(key=key, counter=[row * (TILE // 4), 0, tile_column, tile_row]).random_raw(num_rows * TILE)
-    uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52  # in (0, 1), never either end
-    return torch.special.ndtri(torch.from_numpy(uniform)).numpy().reshape(num_rows, TILE)
+    return (((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52).reshape(num_rows, TILE)
 
 
 def materialise(

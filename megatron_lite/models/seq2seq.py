@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from megatron_lite.config import NO_EXTRAS, LossConfig
 from megatron_lite.layers.context import KeyValueStore, Memory
 from megatron_lite.layers.document_kernels import AskedKernel
 from megatron_lite.layers.embedding import VocabEmbedding
@@ -30,7 +31,8 @@ class Encoder(nn.Module):
         size = config.hidden_size
         self.embedding: VocabEmbedding | None = None
         if not config.encoder.share_embedding:
-            self.embedding = VocabEmbedding(config.vocabulary, size, groups, name="encoder.embedding.weight")
+            factor = config.embedding_factor
+            self.embedding = VocabEmbedding(config.vocabulary, size, groups, name="encoder.embedding.weight", factor=factor)
         self.position_embedding = position_embedding(config, name="encoder.position_embedding.weight")
         self.layers = nn.ModuleList(
             Block(config, groups, layer=layer, recompute_attention=checkpointing == "selective", within="encoder.")
@@ -44,9 +46,15 @@ class Seq2Seq(Decoder):
     own segment. In decoding the store has the memory, made by `encode`."""
 
     def __init__(
-        self, config: ModelConfig, groups: ProcessGroups, *, checkpointing: Checkpointing = "none", document_kernel: AskedKernel = "auto"
+        self,
+        config: ModelConfig,
+        groups: ProcessGroups,
+        *,
+        checkpointing: Checkpointing = "none",
+        document_kernel: AskedKernel = "auto",
+        extras: LossConfig = NO_EXTRAS,
     ) -> None:
-        super().__init__(config, groups, checkpointing=checkpointing, document_kernel=document_kernel)
+        super().__init__(config, groups, checkpointing=checkpointing, document_kernel=document_kernel, extras=extras)
         self.encoder = Encoder(config, groups, checkpointing=checkpointing)
 
     @property

@@ -63,6 +63,7 @@ class DeepSpeedEngine:
             device=device,
             checkpointing=training.activation_checkpointing,
             document_kernel=training.document_kernel,
+            extras=training.loss,
             materialise=False,
         )
         dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
@@ -72,7 +73,9 @@ class DeepSpeedEngine:
         if training.compile:
             for layer in self._model.blocks:
                 layer.compile()
-        client = adamw.build_adamw(adamw.parameter_groups(self._model.named_parameters(), optimizer), optimizer)
+        named = self._model.named_parameters()
+        groups_of_parameters = adamw.parameter_groups(named, optimizer, width_multiplier=model.width_multiplier)
+        client = adamw.build_adamw(groups_of_parameters, optimizer)
         with contextlib.redirect_stdout(io.StringIO()):  # BF16_Optimizer prints the machine's memory
             self._engine, *_ = deepspeed.initialize(model=self._model, optimizer=client, config=config, mpu=mpu, dist_init_required=False)
         self._partitions = Partitions(self._engine, dp_rank=groups.dp.rank, dp_size=groups.dp.size)

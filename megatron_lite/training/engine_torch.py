@@ -48,6 +48,7 @@ class TorchEngine:
             dtype=dtype,
             checkpointing=training.activation_checkpointing,
             document_kernel=training.document_kernel,
+            extras=training.loss,
         )
         if training.compile:
             for layer in self._model.blocks:
@@ -57,7 +58,9 @@ class TorchEngine:
         self._masters = {name: self._master(weight, seed) for name, weight in self._weights.items()} if self._bf16 else self._weights
         self._gradients = torch.zeros(sum(weight.numel() for weight in self._weights.values()), dtype=torch.float32, device=device)
         self._point_gradients_into_the_buffer()
-        self._optimizer = adamw.build_adamw(adamw.parameter_groups(self._masters.items(), optimizer), optimizer)
+        self._optimizer = adamw.build_adamw(
+            adamw.parameter_groups(self._masters.items(), optimizer, width_multiplier=model.width_multiplier), optimizer
+        )
         adamw.ensure_state(self._optimizer, self._masters.values())
         self._updates = 0
 

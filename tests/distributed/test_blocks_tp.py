@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from megatron_lite.config import LossConfig
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.build import build_model
 from megatron_lite.models.init import distribution
@@ -30,13 +31,17 @@ BLOCKS: list[dict[str, Any]] = [
 ]
 
 
+EXTRAS = LossConfig(label_smoothing=0.1, z_loss=0.01)
+LOGITS = {"embedding_multiplier": "sqrt_hidden_size", "logit_scale": 20.0, "final_logit_softcapping": 2.0, "mup": {"base_hidden_size": 8}}
+
+
 def away_from_constants(model: torch.nn.Module, config: ModelConfig) -> None:
     """Gains, biases and steps as training would leave them: at 1 and 0 a wrong formula may be right. By name, alike on all ranks."""
     with torch.no_grad():
         for parameter in model.parameters():
             flat = parameter.view(-1)
             for piece in spec_of(parameter).pieces:
-                if distribution(piece.name, config).std == 0.0:
+                if not distribution(piece.name, piece.global_shape, config).is_drawn:
                     seed = sum(piece.name.encode()) + 7 * len(piece.name)
                     noise = torch.randn(piece.global_shape, generator=torch.Generator().manual_seed(seed)) / 5
                     where = tuple(slice(start, start + size) for start, size in zip(piece.start, piece.shape))
@@ -46,7 +51,7 @@ def away_from_constants(model: torch.nn.Module, config: ModelConfig) -> None:
 def forward_backward(extra: dict[str, Any], tp: int, split: bool, checkpointing: str) -> tuple[float, Blocks, Blocks]:
     """On a rank: loss, gradients, weights."""
     config, groups = ModelConfig(**TINY | extra), groups_of(tp=tp, sequence_parallel=split)
-    model = build_model(config, groups, seed=1, checkpointing=checkpointing)  # type: ignore[arg-type]
+    model = build_model(config, groups, seed=1, checkpointing=checkpointing, extras=EXTRAS)  # type: ignore[arg-type]
     away_from_constants(model, config)
     register_gradient_sums(model, groups)
     loss, _ = model(batch_of(config), KEY)
@@ -60,7 +65,8 @@ def check(ranks: Ranks, extra: dict[str, Any], tp: int, split: bool, checkpointi
     weights = {name: tensor.double().requires_grad_() for name, tensor in assemble(blocks for *_, blocks in results).items()}
     each = [reference.Row(inputs[i], targets[i], STARTS[i], sample=3 + i) for i in range(2)]
     loss = sum(reference.row_loss(weights, config, row, step=reference.Step(KEY.seed, KEY.step)) for row in each)
-    loss.backward()
+    optimised = sum(reference.row_loss(weights, config, row, step=reference.Step(KEY.seed, KEY.step), extras=EXTRAS) for row in each)
+    optimised.backward()
     assert len({result[0] for result in results}) == 1, "all tp ranks have the same loss"
     assert abs(results[0][0] - loss.item()) < 1e-4
     found = assemble(blocks for _, blocks, _ in results)
@@ -75,3 +81,10 @@ def check(ranks: Ranks, extra: dict[str, Any], tp: int, split: bool, checkpointi
 def test_norms_residuals_and_mlps(ranks2: Ranks, extra: dict[str, Any], split: bool) -> None:
     """Loss and every logical gradient are the plain model's, in float64; what is replicated is bit-equal on all ranks."""
     check(ranks2, extra, 2, split, "full" if split else "selective")
+
+
+@pytest.mark.parametrize("vocabulary", [61, 9])  # of 9 words the last of 4 ranks holds none
+def test_b072_b076_logits_and_what_is_optimised_besides(ranks4: Ranks, vocabulary: int) -> None:
+    """The loss is the plain one in nats, its gradient that with label smoothing and z-loss; padding has no part in either."""
+    check(ranks4, LOGITS | {"vocab_size": vocabulary}, 4, True)
+    check(ranks4, {"vocab_size": vocabulary, "tie_word_embeddings": True}, 4, False)

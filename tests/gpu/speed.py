@@ -180,7 +180,7 @@ def quick_weights() -> Iterator[None]:
     def quick(spec: ShardSpec, config: ModelConfig, seed: int, *, start: int = 0, stop: int | None = None) -> torch.Tensor:
         whole = torch.zeros(int(np.prod(spec.local_shape)))
         for piece in spec.pieces:
-            what, part = distribution(piece.name, config), whole[piece.offset : piece.offset + piece.numel]
+            what, part = distribution(piece.name, piece.global_shape, config), whole[piece.offset : piece.offset + piece.numel]
             if what.std == 0.0:
                 part.fill_(what.constant)
             else:

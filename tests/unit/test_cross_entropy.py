@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from megatron_lite.layers.cross_entropy import vocab_parallel_cross_entropy
+from megatron_lite.config import LossConfig
+from megatron_lite.layers.cross_entropy import Logits, vocab_parallel_cross_entropy
 from megatron_lite.parallel.groups import Axis
 
 
@@ -38,6 +39,42 @@ def test_chunks_equal_the_plain_loss(chunk: int) -> None:
     torch.testing.assert_close(each, F.cross_entropy(hidden @ weight.T, targets, reduction="none"))
     with torch.no_grad():
         assert torch.equal(ours(hidden, weight, targets, chunk_tokens=chunk), loss)
+
+
+@pytest.mark.parametrize("logits", [Logits(), Logits(factor=3.0, cap=4.0), Logits(factor=0.5)])
+@pytest.mark.parametrize("extras", [LossConfig(), LossConfig(label_smoothing=0.1), LossConfig(z_loss=0.01, label_smoothing=0.3)])
+def test_value_is_nats_and_gradient_is_of_what_is_optimised(logits: Logits, extras: LossConfig) -> None:
+    """B076: in chunks, with padding rows, which get no share of the smoothing; by autograd through the formula."""
+    hidden, weight, targets = problem()
+    padded = torch.cat([weight.detach(), torch.full((3, 8), 100.0)]).requires_grad_()
+    options = {"num_valid_rows": 23, "chunk_tokens": 7, "logits": logits, "extras": extras}
+    loss = ours(hidden, padded, targets, **options)
+    mine = torch.autograd.grad(loss * 0.37, [hidden, padded])
+    scores = hidden @ weight.T * logits.factor
+    if logits.cap is not None:
+        scores = logits.cap * torch.tanh(scores / logits.cap)
+    torch.testing.assert_close(loss, F.cross_entropy(scores, targets, reduction="sum"))
+    smoothed = F.cross_entropy(scores, targets, reduction="sum", label_smoothing=extras.label_smoothing)
+    optimised = smoothed + extras.z_loss * scores[targets != -100].logsumexp(-1).square().sum()
+    theirs = torch.autograd.grad(optimised * 0.37, [hidden, weight])
+    torch.testing.assert_close(mine[0], theirs[0])
+    torch.testing.assert_close(mine[1][:23], theirs[1])
+    assert not mine[1][23:].any()
+    with torch.no_grad():
+        assert torch.equal(ours(hidden, padded, targets, **options), loss)
+
+
+def test_b072_z_loss() -> None:
+    """Four zero logits: the reported loss is log 4 with or without; the gradient is that of log 4 + 1e-4 (log 4)^2 with it and of
+    log 4 alone without; masked targets add nothing, logits of 1000 stay finite."""
+    targets = torch.tensor([2, -100])
+    for start, coefficient in ((0.0, 0.0), (0.0, 1e-4), (1000.0, 1e-4)):
+        hidden = torch.full((2, 1), start, requires_grad=True)
+        weight = torch.ones(4, 1, requires_grad=True)
+        loss = ours(hidden, weight, targets, extras=LossConfig(z_loss=coefficient))
+        assert loss.item() == pytest.approx(1.386294, abs=1e-4 if start else 1e-6)
+        (of_hidden,) = torch.autograd.grad(loss, [hidden])
+        assert of_hidden[:, 0].tolist() == pytest.approx([2 * coefficient * (start + 1.386294), 0.0], rel=1e-3, abs=1e-6)
 
 
 def test_bf16_is_near_and_in_fp32() -> None:

@@ -39,6 +39,10 @@ WITHOUT_COUNTERPART = (
     "mlp.",
     "layer_norm_eps",
     "encoder.",
+    "embedding_multiplier",
+    "logit_scale",
+    "final_logit_softcapping",
+    "mup.",
 )  # refused unless they are the defaults
 
 

@@ -7,18 +7,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from megatron_lite.init_config import InitConfig, MupConfig
 from megatron_lite.layers.embedding import vocabulary_spec
 from megatron_lite.layers.linear import cut_columns, cut_rows
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models import init
+from megatron_lite.models.batch import Batch
 from megatron_lite.models.build import build_model
-from megatron_lite.models.init import local_init
+from megatron_lite.models.init import distribution, local_init
 from megatron_lite.parallel.groups import Axis, ProcessGroups
-from megatron_lite.parallel.shard_spec import ShardSpec
+from megatron_lite.parallel.shard_spec import Piece, ShardSpec
 from tests.logical import assemble, blocks_of
 from tests.paths import ROOT
 
@@ -85,17 +88,61 @@ def test_distribution() -> None:
     assert not torch.equal(embedding[:, :96], local(vocabulary_spec("lm_head.weight", 2048, 96, Axis("tp")))), "another name"
 
 
+def drawn(name: str, shape: tuple[int, int], **init: Any) -> torch.Tensor:
+    spec = ShardSpec((Piece(name, shape, (0, 0), shape),), shape, cut=False)
+    return local_init(spec, CONFIG.model_copy(update={"init": InitConfig(**init)}), 1).view(shape).double()
+
+
+def test_xavier_uniform() -> None:
+    """Glorot and Bengio 2010, eq. 16: uniform within sqrt(6 / (fan in + fan out)) of each logical matrix; q, k, v apart."""
+    values = drawn("layers.0.attention.q.weight", (400, 560), scheme="xavier_uniform").flatten()
+    bound = math.sqrt(6 / 960)
+    assert 0.999 * bound < values.abs().max() < bound
+    ordered, expected = values.sort().values, (torch.arange(values.numel()).double() + 0.5) / values.numel()
+    assert ((ordered / bound + 1) / 2 - expected).abs().max() < 1.63 / math.sqrt(values.numel())  # Kolmogorov-Smirnov, 1 %
+    into = drawn("layers.0.mlp.down.weight", (400, 560), scheme="xavier_uniform")
+    assert into.abs().max() < bound / 2 and into.abs().max() > 0.999 * bound / 2  # 2 layers: the residual's root of 4
+
+
+def test_standard_deviations_by_scheme() -> None:
+    """CONFIG has a width of 96 and 2 layers."""
+    by_scheme = {
+        ("layers.0.mlp.up.weight", "small"): math.sqrt(2 / (5 * 96)),  # Nguyen and Salazar 2019
+        ("embedding.weight", "small"): math.sqrt(2 / (5 * 96)),
+        ("embedding.weight", "xavier_uniform"): 96**-0.5,
+        ("lm_head.weight", "normal"): 0.02,
+    }
+    for (name, scheme), std in by_scheme.items():
+        assert drawn(name, (512, 512), scheme=scheme).std() == pytest.approx(std, rel=0.01), (name, scheme)
+    assert drawn("embedding.weight", (512, 512), embedding_std=0.3).std() == pytest.approx(0.3, rel=0.01)
+    assert drawn("layers.1.attention.o.weight", (512, 512), scaled_residual=False).std() == pytest.approx(0.02, rel=0.01)
+    for name in ("layers.1.attention.o.weight", "layers.1.mlp.down.weight"):
+        assert not drawn(name, (512, 512), zero_residual=True).any()
+    wide = CONFIG.model_copy(update={"mup": MupConfig(base_hidden_size=24)})  # 4 times as wide as its base
+    for name, std in (("layers.0.mlp.up.weight", 0.01), ("embedding.weight", 0.02), ("lm_head.weight", 0.02)):
+        assert distribution(name, (512, 512), wide).std == pytest.approx(std)
+
+
+def test_zero_residual_layers_change_nothing() -> None:
+    config = CONFIG.model_copy(update={"init": InitConfig(zero_residual=True)})
+    model = build_model(config, ProcessGroups.single(), seed=1)
+    ids = torch.arange(8)[None]
+    batch = Batch.from_rows(ids.numpy(), ids.numpy(), [[0]], [0], document_mask=True)
+    plain = model.final_norm(model.embedding(ids, split=False)) @ model.lm_head.weight.T
+    torch.testing.assert_close(model.logits(batch), plain)
+
+
 def test_only_the_overlap_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank's share must not cost the whole tensor: draws are counted."""
-    drawn = []
+    counted = []
     original = init._tile_rows
-    monkeypatch.setattr(init, "_tile_rows", lambda *args: drawn.append(args[-1]) or original(*args))
+    monkeypatch.setattr(init, "_tile_rows", lambda *args: counted.append(args[-1]) or original(*args))
     spec = cut_rows({"layers.0.mlp.up.weight": 4096}, 512, Axis("tp", 8, 3))
     local(spec)
-    assert sum(drawn) * init.TILE == spec.pieces[0].numel
-    drawn.clear()
+    assert sum(counted) * init.TILE == spec.pieces[0].numel
+    counted.clear()
     local(cut_columns("layers.0.mlp.down.weight", 512, 4096, Axis("tp", 8, 3)))
-    assert sum(drawn) * init.TILE == 512 * 512
+    assert sum(counted) * init.TILE == 512 * 512
 
 
 def test_tied_parameter_stays_one() -> None:

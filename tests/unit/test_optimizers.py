@@ -35,6 +35,27 @@ def test_B080_every_parameter_is_in_exactly_one_group(tied: bool, decay_embeddin
         assert rates[id(parameter)] == (0.0 if plain else 0.3), name
 
 
+def test_mup_groups() -> None:
+    """4 times as wide as the base: matrices of the layers learn at a quarter, whatever the schedule; lr * decay is the same for all."""
+    config = ModelConfig(vocab_size=11, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, mlp={"bias": True})
+    model = build_model(config, ProcessGroups.single(), seed=1)
+    optimizer = OptimizerConfig(weight_decay=0.3)
+    built = adamw.build_adamw(adamw.parameter_groups(model.named_parameters(), optimizer, width_multiplier=4.0), optimizer)
+    adamw.set_lr(built, 0.02)
+    rates = {
+        id(parameter): (group["lr"], group["lr"] * group["weight_decay"]) for group in built.param_groups for parameter in group["params"]
+    }
+    assert len(rates) == len(list(model.parameters()))
+    for name, parameter in model.named_parameters():
+        if name in ("embedding.weight", "lm_head.weight"):
+            wanted = (0.02, 0.006)
+        else:
+            wanted = (0.005, 0.006) if name.endswith(("qkv.weight", "o.weight", "gate_up.weight", "down.weight")) else (0.02, 0.0)
+        assert rates[id(parameter)] == pytest.approx(wanted), name
+    plain = adamw.parameter_groups(model.named_parameters(), optimizer)
+    assert [sorted(group) for group in plain] == [["params", "weight_decay"]] * 2
+
+
 def test_adamw_is_the_formula() -> None:
     """Three updates in float64 by Loshchilov and Hutter's algorithm 2."""
     config = OptimizerConfig(lr=0.01, betas=(0.8, 0.9), eps=1e-4, weight_decay=0.1)

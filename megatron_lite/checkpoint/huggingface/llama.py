@@ -60,7 +60,7 @@ LLAMA = Family(
         Fixed("rope_parameters.partial_rotary_factor", (None, 1.0)),
         Fixed("quantization_config", (None,)),
     ),
-    training_only=("hidden_dropout", "init.scaled_residual"),
+    training_only=("hidden_dropout", "init.scheme", "init.embedding_std", "init.scaled_residual", "init.zero_residual"),
     tensors=(
         Tensor("embedding.weight", "model.embed_tokens.weight", "VD"),
         Tensor("layers.{layer}.attention_norm.weight", f"{_THEIRS}.input_layernorm.weight", "D"),

@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter 2019) over two groups: what decays and what does not."""
+"""AdamW (Loshchilov and Hutter 2019) over groups: what decays and what does not, and what learns at a rate of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from megatron_lite.config import OptimizerConfig
+from megatron_lite.models.init import is_vocabulary
 from megatron_lite.parallel.shard_spec import ShardSpec, spec_of
 
 # Tied, the first is the last too; an encoder may have its own.
@@ -29,14 +30,33 @@ def decays(name: str, spec: ShardSpec, config: OptimizerConfig) -> bool:
     return len(spec.local_shape) >= 2 and (config.decay_embeddings or name not in EMBEDDINGS)
 
 
-def parameter_groups(named: Iterable[tuple[str, torch.nn.Parameter]], config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Every parameter in exactly one group, in the model's order; a group that would be empty is left out."""
+def parameter_groups(
+    named: Iterable[tuple[str, torch.nn.Parameter]], config: OptimizerConfig, *, width_multiplier: float = 1.0
+) -> list[dict[str, Any]]:
+    """Every parameter in exactly one group, in the model's order; a group that would be empty is left out.
+
+    With a width multiplier m other than 1 (muP: Yang et al. 2022, table 8) the matrices inside the layers are groups of their own
+    that learn at lr / m and decay as much as without it.
+    """
     decayed: list[torch.nn.Parameter] = []
     plain: list[torch.nn.Parameter] = []
+    inner: list[torch.nn.Parameter] = []
     for name, parameter in named:
-        (decayed if decays(name, spec_of(parameter), config) else plain).append(parameter)
-    both = ({"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0})
-    return [group for group in both if group["params"]]
+        if width_multiplier != 1.0 and grows_both_ways(spec_of(parameter)):
+            inner.append(parameter)
+        else:
+            (decayed if decays(name, spec_of(parameter), config) else plain).append(parameter)
+    found = (
+        {"params": inner, "weight_decay": config.weight_decay * width_multiplier, "lr_factor": 1.0 / width_multiplier},
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    )
+    return [group for group in found if group["params"]]
+
+
+def grows_both_ways(spec: ShardSpec) -> bool:
+    """Whether it is a matrix whose rows and columns both grow with the model's width; embeddings and the head have tokens in one."""
+    return len(spec.local_shape) >= 2 and not any(is_vocabulary(piece.name) for piece in spec.pieces) and bool(spec.pieces)
 
 
 def build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.AdamW:
@@ -61,6 +81,6 @@ def set_updates_done(optimizer: torch.optim.Optimizer, tensors: Iterable[torch.T
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """One learning rate for every group."""
+    """The learning rate, times a group's own factor where it has one."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_factor", 1.0)
