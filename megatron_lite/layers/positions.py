@@ -12,6 +12,8 @@ from torch import Tensor
 from megatron_lite.attention_config import RopeConfig, RopeScalingConfig
 from megatron_lite.layers.row_blocks import row_blocks
 
+_FEW = 1 << 14  # numbers, as decoding has them: calls cost more than passes over memory
+
 
 @dataclass(frozen=True)
 class Rotation:
@@ -95,6 +97,9 @@ class _Rotate(torch.autograd.Function):
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Pair (a, b) -> (a cos - b sin, b cos + a sin); fp32 by promotion, rounded once to x's dtype."""
+    if x.numel() <= _FEW and not torch.is_grad_enabled():
+        a, b = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
+        return torch.cat([(a * cos).addcmul_(b, sin, value=-1), (b * cos).addcmul_(a, sin)], dim=-1).to(x.dtype)
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         halves = x.unflatten(-1, (2, -1))
         turned = halves * cos.unsqueeze(-2)
@@ -116,6 +121,6 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
     """x [B, S, heads, E], its first R channels turned by its position's angles."""
     size = 2 * by.cos.shape[-1]
     if size == x.shape[-1]:
-        return _Rotate.apply(x, by.cos, by.sin)
+        return _Rotate.apply(x, by.cos, by.sin) if torch.is_grad_enabled() else _rotated(x, by.cos, by.sin)
     turned, kept = x.split([size, x.shape[-1] - size], dim=-1)
     return torch.cat([_Rotate.apply(turned, by.cos, by.sin), kept], dim=-1)

@@ -53,3 +53,19 @@ def test_b055_a_gain_near_one_keeps_its_bits_in_bf16() -> None:
     weightless = (x.bfloat16().float() * x.bfloat16().float().square().mean(-1, keepdim=True).rsqrt()).double()
     ratio = norm(x.bfloat16()).double().sum() / weightless.sum()
     assert abs(ratio - (1 + 2.0**-9)) < 5e-4
+
+
+def test_few_rows_without_gradient_are_the_same() -> None:
+    """What decoding takes is the norm and the rotation that training takes."""
+    from megatron_lite.attention_config import RopeConfig
+    from megatron_lite.layers.positions import rotate, rotation
+
+    norm = RMSNorm(48, name="norm.weight", eps=1e-5)
+    torch.nn.init.normal_(norm.weight)
+    x, heads = torch.randn(2, 3, 48), torch.randn(2, 3, 4, 16)
+    turned = rotation(torch.tensor([[5, 6, 7], [0, 1, 40]]), 16, RopeConfig())
+    want = norm(x), rotate(heads, turned), rotate(heads.bfloat16(), turned)
+    with torch.inference_mode():
+        got = norm(x), rotate(heads, turned), rotate(heads.bfloat16(), turned)
+    assert torch.allclose(got[0], want[0], rtol=1e-6, atol=1e-6)
+    assert torch.equal(got[1], want[1]) and torch.equal(got[2], want[2]) and got[2].dtype == torch.bfloat16
