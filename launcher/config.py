@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.block_cache import CacheConfig
 from data_pipeline.errors import ConfigError, Fault
-from data_pipeline.schema import LEFT_OUT, S, Section, compose, dump_yaml, is_left_out, mended, names_any, validate
+from data_pipeline.schema import LEFT_OUT, S, Section, compose, dump_yaml, is_left_out, mended, names_any, section_faults, validate
 from megatron_lite.config import (
     CheckpointConfig,
     ModelConfig,
@@ -120,8 +120,17 @@ class LoggingConfig(Section):
     """What is written and shown while a run goes, beside its folder's own metrics.jsonl."""
 
     interval_steps: int = Field(1, gt=0)  # steps between two lines of metrics.jsonl and of the console
+    statistics_interval_steps: int | None = Field(None, gt=0)  # steps between two lines with rms of activations and gradients by layer
     wandb: WandbConfig = WandbConfig()
     tensorboard: TensorBoardConfig = TensorBoardConfig()
+
+    @model_validator(mode="after")
+    def _statistics(self) -> LoggingConfig:
+        every, logged = self.statistics_interval_steps, self.interval_steps
+        if every is not None and every % logged:
+            want = f"a multiple of logging.interval_steps ({logged}), as they stand in its lines"
+            raise section_faults([Fault("statistics_interval_steps", every, want, f"use {-(-every // logged) * logged}")])
+        return self
 
 
 class RunConfig(Section):

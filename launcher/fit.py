@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +22,7 @@ from launcher.watchdog import Watchdog
 from megatron_lite.checkpoint.agree import broadcast_json
 from megatron_lite.training.engine import Engine
 from megatron_lite.training.schedules import lr_at
+from megatron_lite.training.statistics import watched
 from megatron_lite.training.step import StepResult, train_step
 
 
@@ -78,17 +81,20 @@ class Fit:
         self.watchdog.beat(f"in step {step}")
         self.faults.at_step(step)
         lr = lr_at(step, peak=self.config.optimizer.lr, num_steps=self.total_steps, scheduler=self.config.lr_scheduler)
-        result = train_step(
-            self.engine, batch.micro_batches, step=step, lr=lr, seed=self.config.run.seed, stop_requested=self.stop.requested
-        )
+        every = self.config.logging.statistics_interval_steps
+        with watched(self.engine, self.config.optimizer) if every and step % every == 0 else nullcontext() as statistics:
+            result = train_step(
+                self.engine, batch.micro_batches, step=step, lr=lr, seed=self.config.run.seed, stop_requested=self.stop.requested
+            )
+        details = statistics.record(result.grad_norm) if statistics is not None else {}
         self.step, self.samples, self.tokens = step, self.samples + self.config.training.global_batch_size, self.tokens + result.num_targets
         self._since_s += time.perf_counter() - began
         self._since_tokens, self._since_wait_s = self._since_tokens + result.num_targets, self._since_wait_s + batch.wait_s
         if step % self.config.logging.interval_steps == 0 or step == self.total_steps:
-            self._log(result, lr, gather_batch_id(batch.digests, self.engine.groups.dp))
+            self._log(result, lr, gather_batch_id(batch.digests, self.engine.groups.dp), details)
         return result
 
-    def _log(self, result: StepResult, lr: float, batch_id: str) -> None:
+    def _log(self, result: StepResult, lr: float, batch_id: str, details: Mapping[str, float]) -> None:
         record = {
             "step": self.step,
             "tokens": self.tokens,
@@ -97,6 +103,7 @@ class Fit:
             "lr": lr,
             "batch_id": batch_id,
             "data_wait_s": round(self._since_wait_s, 4),
+            **details,
         }
         self.recorder.step(record, seconds=self._since_s, tokens=self._since_tokens, steps=self.step - self._logged_at)
         self._logged_at, self._since_s, self._since_tokens, self._since_wait_s = self.step, 0.0, 0, 0.0

@@ -18,6 +18,7 @@ from torch import Tensor
 from megatron_lite.config import NO_EXTRAS, LossConfig
 from megatron_lite.layers.matmul import times_transposed
 from megatron_lite.layers.row_blocks import row_blocks
+from megatron_lite.layers.watcher import Watcher
 from megatron_lite.parallel.collectives import all_gather
 from megatron_lite.parallel.groups import Axis
 from megatron_lite.sizes import loss_chunk_tokens
@@ -60,6 +61,7 @@ class Maths:
     chunk_tokens: int
     logits: Logits
     extras: LossConfig
+    watcher: Watcher | None
 
 
 def vocab_parallel_cross_entropy(
@@ -73,6 +75,7 @@ def vocab_parallel_cross_entropy(
     vocabulary: int | None = None,
     logits: Logits = PLAIN,
     extras: LossConfig = NO_EXTRAS,
+    watcher: Watcher | None = None,
     per_token: bool = False,
     chunk_tokens: int | None = None,
 ) -> Tensor:
@@ -87,7 +90,7 @@ def vocab_parallel_cross_entropy(
     """
     if chunk_tokens is None:
         chunk_tokens = loss_chunk_tokens(weight.shape[0], on_cpu=weight.device.type == "cpu")
-    maths = Maths(vocab_start, num_valid_rows, vocabulary or num_valid_rows, chunk_tokens, logits, extras)
+    maths = Maths(vocab_start, num_valid_rows, vocabulary or num_valid_rows, chunk_tokens, logits, extras, watcher)
     if per_token:
         with torch.no_grad():
             return torch.cat(
@@ -173,6 +176,8 @@ def _chunks(hidden: Tensor, weight: Tensor, targets: Tensor, tp: Axis, maths: Ma
             gathered = all_gather(torch.stack([local_log_sum, target_logit])[None], tp, dim=0)  # [tp, 2, C]
             log_sum, whole_target_logit = gathered[:, 0].logsumexp(dim=0), gathered[:, 1].sum(dim=0)
             probabilities *= (local_log_sum - log_sum).exp()[:, None]
+        if maths.watcher is not None:
+            maths.watcher.see("logits/log_z", log_sum, copies=tp.size, mask=counted)
         losses = (log_sum - whole_target_logit).masked_fill(~counted, 0.0)
         if not simple:
             _finish(probabilities, logits, log_sum, local.masked_fill(~mine, 0)[:, None], mine, maths)

@@ -16,6 +16,7 @@ from megatron_lite.config import NO_EXTRAS, LossConfig
 from megatron_lite.layers.cross_entropy import PLAIN, Logits, vocab_parallel_cross_entropy
 from megatron_lite.layers.linear import enter_tp, leave_tp, parameter_of
 from megatron_lite.layers.matmul import linear
+from megatron_lite.layers.watcher import Watcher
 from megatron_lite.parallel.collectives import gather_last
 from megatron_lite.parallel.groups import Axis, ProcessGroups
 from megatron_lite.parallel.shard_spec import Piece, ShardSpec
@@ -91,7 +92,7 @@ class LMHead(nn.Module):
         self.tp, self.vocabulary, self.cut = groups.tp, vocabulary, VocabularyCut.of(vocabulary, groups.tp)
         self.weight = tied if tied is not None else parameter_of(vocabulary_spec(name, vocabulary, hidden_size, groups.tp))
 
-    def forward(self, hidden: Tensor, targets: Tensor | None, *, output: HeadOutput, split: bool) -> Tensor:
+    def forward(self, hidden: Tensor, targets: Tensor | None, *, output: HeadOutput, split: bool, watcher: Watcher | None = None) -> Tensor:
         """ "loss": sum over targets [B, S] that aren't -100, fp32 scalar. "token_losses": each, fp32 [B, S], 0 where there
         is none. "logits": fp32 [B, S, V], all-gathered over tp. Alike on every tp rank."""
         hidden = enter_tp(hidden, self.tp, split=split)
@@ -110,6 +111,7 @@ class LMHead(nn.Module):
             vocabulary=self.vocabulary,
             logits=self.logits,
             extras=self.extras,
+            watcher=watcher,
             per_token=output == "token_losses",
         )
         return losses.view_as(targets) if output == "token_losses" else losses

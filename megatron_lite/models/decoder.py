@@ -19,6 +19,7 @@ from megatron_lite.layers.kernels import AttentionMask
 from megatron_lite.layers.norms import LayerNorm, RMSNorm, norm_of
 from megatron_lite.layers.position_embedding import LearnedPositions, PositionEmbedding, position_embedding
 from megatron_lite.layers.positions import rotation
+from megatron_lite.layers.watcher import Watcher
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, Source
 from megatron_lite.models.block import Block
@@ -43,6 +44,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.groups, self.checkpointing, self.document_kernel = config, groups, checkpointing, document_kernel
+        self.watcher: Watcher | None = None  # is shown activations where there is one
         vocabulary, size = config.vocabulary, config.hidden_size
         self.embedding = VocabEmbedding(vocabulary, size, groups, name="embedding.weight", factor=config.embedding_factor)
         self.position_embedding = position_embedding(config, name="position_embedding.weight")
@@ -71,7 +73,7 @@ class Decoder(nn.Module):
         split = self.groups.sequence_parallel and store is None and batch.length % self.groups.tp.size == 0
         hidden = self.hidden(batch, dropout, store=store, split=split)
         count = (batch.targets != IGNORED).sum()
-        return self.lm_head(hidden, batch.targets, output=output, split=split), count
+        return self.lm_head(hidden, batch.targets, output=output, split=split, watcher=self.watcher), count
 
     def hidden(self, batch: Batch, key: DropoutKey | None, *, store: KeyValueStore | None, split: bool) -> Tensor:
         """The last hidden states, after the final norm where there is one, [B, S/tp, D] where split, else [B, S, D]."""
@@ -93,11 +95,16 @@ class Decoder(nn.Module):
 
     def _through(self, layers: nn.ModuleList, x: Tensor, context: ForwardContext, norm: RMSNorm | LayerNorm | None) -> Tensor:
         """x through the layers and, where there is one, the norm behind them."""
+        copies = 1 if context.split else self.groups.tp.size
         for layer in cast(Iterable[Block], layers):
+            if self.watcher is not None:
+                self.watcher.see(f"activations/{layer.name}/in", x, copies=copies)
             if self.checkpointing == "full" and torch.is_grad_enabled():
                 x = checkpoint(layer, x, context.within(layer.name), use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(x, context.within(layer.name))
+            if self.watcher is not None:
+                self.watcher.see(f"activations/{layer.name}/out", x, copies=copies)
         return x if norm is None else norm(x)
 
     @property

@@ -44,13 +44,15 @@ def test_killed_inside_every_part_of_a_save_then_bit_equal(workspace: Workspace)
 
 def test_stopped_and_resumed_twice_in_bf16_stage_3(workspace: Workspace) -> None:
     """dp 2, ZeRO 3, bf16: two kills between saves; bit-equal on the same layout (B033, B044, B081, B155)."""
-    layout = (*DP2_Z3_BF16, "logging.interval_steps=3")
+    layout = (*DP2_Z3_BF16, "logging.interval_steps=3", "logging.statistics_interval_steps=3")
     assert workspace.run(*layout, "run.name=whole", world=2)[0] == 0
     for fault in ("kill:4:1", "before_rename:1"):
         assert workspace.run(*layout, "run.name=killed", world=2, fault=fault)[0] != 0
     code, output = workspace.run(*layout, "run.name=killed", world=2)
     assert code == 0, output
     assert workspace.metrics("killed") == workspace.metrics("whole")
+    detailed = [record["step"] for record in workspace.metrics("whole") if "gradients/layers.0" in record]
+    assert detailed == [3, 6], "statistics by layer, where asked for"
 
 
 @pytest.mark.parametrize(

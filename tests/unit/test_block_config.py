@@ -1,0 +1,53 @@
+"""If these fail, a layer that can't be is built as another one, or one that can be is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from data_pipeline.errors import ConfigError
+from data_pipeline.schema import validate
+from launcher.config import LoggingConfig
+from megatron_lite.config import LossConfig
+from megatron_lite.model_config import ModelConfig
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"norm": {"bias": True}}, r"model\.norm\.bias: got True, wanted false with type: rms_norm, which has none"),
+    (
+        {"norm": {"placement": "post"}, "residual": {"parallel": "one_norm"}},
+        r"model\.residual\.parallel: .* none with norm\.placement: post",
+    ),
+    ({"family": "seq2seq", "residual": {"parallel": "two_norms"}}, r"model\.residual\.parallel: .* none with family: seq2seq"),
+    ({"residual": {"step_size": 0.0}}, r"model\.residual\.step_size: .* above 0, or inverse_sqrt_layers"),
+    ({"residual": {"step_size": "sqrt"}}, r"model\.residual\.step_size"),
+    ({"mlp": {"activation": "swiglu"}}, r"model\.mlp\.activation: got 'swiglu'"),
+    ({"mlp": {"gate": False}}, r"model\.mlp\.gate.*did you mean mlp\.gated\?"),
+    ({"embedding_multiplier": -1.0}, r"model\.embedding_multiplier: .* above 0, or sqrt_hidden_size"),
+    ({"init": {"scheme": "small"}, "mup": {"base_hidden_size": 64}}, r"model\.init\.scheme: got 'small', wanted normal with mup"),
+    ({"mup": {"base_head_dim": 16}}, r"model\.mup\.base_head_dim: got 16, wanted null without mup\.base_hidden_size"),
+]
+
+
+@pytest.mark.parametrize(("values", "said"), REFUSED, ids=lambda value: str(value) if isinstance(value, dict) else "")
+def test_what_can_not_be_is_refused_by_one_fault(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        validate(ModelConfig, values, prefix="model")
+    assert len(caught.value.faults) == 1
+
+
+def test_shares_and_intervals_have_their_limits() -> None:
+    for kind, values in ((LossConfig, {"label_smoothing": 1.0}), (LossConfig, {"z_loss": -1e-4})):
+        with pytest.raises(ConfigError):
+            validate(kind, values)
+    with pytest.raises(ConfigError, match=r"statistics_interval_steps: got 25, wanted a multiple of .* \(10\).* use 30"):
+        validate(LoggingConfig, {"interval_steps": 10, "statistics_interval_steps": 25})
+    assert validate(LoggingConfig, {"interval_steps": 10, "statistics_interval_steps": 50}).statistics_interval_steps == 50
+
+
+def test_numbers_that_follow_from_the_shape() -> None:
+    config = ModelConfig(hidden_size=256, num_hidden_layers=16, residual={"step_size": "inverse_sqrt_layers"}, logit_scale=3.0)
+    assert config.residual.step(config.num_hidden_layers) == 0.25
+    assert (config.embedding_factor, config.logit_factor, config.width_multiplier) == (1.0, 3.0, 1.0)
+    wide = ModelConfig(hidden_size=256, embedding_multiplier="sqrt_hidden_size", logit_scale=3.0, mup={"base_hidden_size": 64})
+    assert (wide.embedding_factor, wide.logit_factor, wide.width_multiplier) == (16.0, 0.75, 4.0)
