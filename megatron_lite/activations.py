@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_lite.config import ParallelConfig, TrainingConfig
+from megatron_lite.config import NO_EXTRAS, ParallelConfig, TrainingConfig
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.sizes import LEAST_TILE_SCORES, loss_chunk_tokens, tile_scores, vocabulary_rows
 
@@ -26,6 +26,7 @@ class RankShape:
     sequence_length: int
     pieces: bool = False  # attention goes document by document
     on_cpu: bool = True
+    plain_loss: bool = True  # logits are products as they are, and nothing is optimised besides
 
     @property
     def tokens(self) -> int:
@@ -73,6 +74,7 @@ def rank_shape(
         sequence_length=training.sequence_length,
         pieces=pieces,
         on_cpu=on_cpu,
+        plain_loss=training.loss == NO_EXTRAS and model.logit_factor == 1.0 and model.final_logit_softcapping is None,
     )
 
 
@@ -196,8 +198,8 @@ def saved_by_loss(shape: RankShape) -> dict[str, int]:
 
 def logits_bytes(shape: RankShape) -> tuple[int, int]:
     """(while the loss is computed, when its backward begins): what it keeps; and of a chunk of tokens the logits, probabilities
-    in fp32 (one rank alone on CPU rounds them block by block), their copies for matrix products, and the head's gradient, with
-    the last chunk's; or what is kept, scaled."""
+    in fp32 (one rank alone on CPU rounds them block by block, where the loss is plain), their copies for matrix products, and the
+    head's gradient, with the last chunk's; or what is kept, scaled."""
     rows, size, item, kept = (
         vocabulary_rows(shape.model.vocabulary, shape.tp),
         shape.model.hidden_size,
@@ -211,7 +213,9 @@ def logits_bytes(shape: RankShape) -> tuple[int, int]:
         working, rounded = 3 * logits + head * min(chunks - 1, 2), 0
     else:
         rounded = head // 2
-        logits = logits // 2 if shape.on_cpu and shape.tp == 1 else logits
+        logits = logits // 2 if shape.on_cpu and shape.tp == 1 and shape.plain_loss else logits
         working = 2 * logits + rounded if chunks == 1 else max(4 * logits + rounded, 2 * logits + 3 * rounded)
+    if not shape.plain_loss:
+        working += logits  # in fp32, beside the products
     hidden = (shape.tokens + chunk) * size * item
     return hidden + kept + working, 2 * kept + rounded
