@@ -36,12 +36,38 @@ class RankShape:
     def tiled(self) -> bool:
         """Whether attention goes tile by tile: layers/tiled_attention.py, on few threads."""
         scores = tile_scores(self.heads // self.kv_heads, self.sequence_length)
-        return self.on_cpu and self.model.attention_dropout == 0 and scores >= LEAST_TILE_SCORES
+        plain = not self.written_out and self.model.position.type != "alibi"
+        return self.on_cpu and plain and scores >= LEAST_TILE_SCORES
+
+    @property
+    def written_out(self) -> bool:
+        """Whether attention makes all scores, by its formula in fp32."""
+        attention, kind = self.model.attention, self.model.position.type
+        learned = kind == "t5" or attention.sinks or attention.logit_softcapping is not None
+        return self.model.attention_dropout > 0 or learned or (kind == "alibi" and not self.on_cpu)
 
     @property
     def rotated(self) -> bool:
         """Whether queries and keys are copies, turned by their positions."""
         return self.model.position.type == "rope"
+
+    @property
+    def copies_queries(self) -> bool:
+        """Whether what is multiplied are not views of qkv: turned, normalised or scaled."""
+        attention = self.model.attention
+        return self.rotated or attention.scale != "sqrt" or attention.qk_norm != "none" or self.model.mup.base_head_dim is not None
+
+    @property
+    def windowed(self) -> bool:
+        """Whether a layer's mask is more than causal: all of them may, though with global_every some don't."""
+        window = self.model.attention.sliding_window
+        return window is not None and window < self.sequence_length and self.model.position.type != "alibi"
+
+    @property
+    def reads_queries(self) -> bool:
+        """Whether what becomes of queries and keys before they are rotated needs them in backward."""
+        scale, norms = self.model.attention.scale, self.model.attention.qk_norm != "none"
+        return norms or scale in ("temperature", "head_temperature") or (scale == "cosine" and self.itemsize == FP32)
 
     @property
     def heads(self) -> int:
@@ -86,22 +112,39 @@ def saved_by_core(shape: RankShape) -> dict[str, int]:
     item, head, heads, kv = shape.itemsize, shape.model.head_size, shape.heads, shape.kv_heads
     if shape.tiled:
         return {
-            "rotated q and k": shape.tokens * item * (heads + kv) * head if shape.rotated else 0,
+            "rotated q and k": shape.tokens * item * (heads + kv) * head if shape.copies_queries else 0,
             "k and v without gaps": shape.tokens * item * 2 * kv * head,
         }
-    if shape.model.attention_dropout == 0:
+    if not shape.written_out:
         return {
             "outputs by document": shape.tokens * item * heads * head if shape.pieces else 0,
-            "rotated q and k": shape.tokens * item * (heads + kv) * head if shape.rotated else 0,
+            "rotated q and k": shape.tokens * item * (heads + kv) * head if shape.copies_queries else 0,
             "log-sum-exp": shape.tokens * FP32 * heads,
+            "window's mask": shape.sequence_length**2 * item if shape.windowed else 0,
         }
-    pairs = shape.tokens * shape.sequence_length * heads  # written out in fp32, keys and values repeated for their queries
+    pairs = shape.tokens * shape.sequence_length * heads  # in fp32, keys and values repeated for their queries
+    attention, dropped = shape.model.attention, shape.model.attention_dropout > 0
     return {
         "q, k and v in fp32": 3 * shape.tokens * FP32 * heads * head,
-        "probabilities": FP32 * pairs,
-        "dropped probabilities": FP32 * pairs,
-        "dropout mask": pairs,
+        "capped scores": FP32 * pairs if attention.logit_softcapping is not None else 0,
+        "probabilities": FP32 * (pairs + (shape.tokens * heads if attention.sinks else 0)),
+        "dropped probabilities": FP32 * pairs if dropped else 0,
+        "dropout mask": pairs if dropped else 0,
         "causal mask": shape.sequence_length**2,
+    }
+
+
+def saved_by_query_key(shape: RankShape) -> dict[str, int]:
+    """Bytes of what stands between qkv and the rotation."""
+    item, how = shape.itemsize, shape.model.attention
+    queries, keys = (shape.tokens * heads * shape.model.head_size for heads in (shape.heads, shape.kv_heads))
+    norms, cosine = how.qk_norm != "none", how.scale == "cosine"
+    scaled = norms and how.scale in ("temperature", "head_temperature")
+    statistics = {"none": 0, "rms_norm": FP32, "layer_norm": 2 * item}[how.qk_norm] + (2 * FP32 if cosine else 0)
+    return {
+        "statistics of heads": shape.tokens * (shape.heads + shape.kv_heads) * statistics,
+        "in fp32": (queries + keys) * FP32 if cosine and item < FP32 else 0,
+        "queries before their scale": queries * item if scaled or cosine else 0,
     }
 
 
@@ -146,8 +189,8 @@ def saved_by_layer(shape: RankShape, checkpointing: str) -> dict[str, int]:
     item, head, size, tokens = shape.itemsize, shape.model.head_size, shape.model.hidden_size, shape.tokens
     if checkpointing == "full":
         return {"layer's input": tokens // shape.split * item * size}
-    core = saved_by_core(shape) if checkpointing == "none" else {}
-    copied = checkpointing == "none" and ((shape.tiled and shape.rotated) or shape.model.attention_dropout > 0)
+    core = {**saved_by_core(shape), **saved_by_query_key(shape)} if checkpointing == "none" else {}
+    copied = checkpointing == "none" and ((shape.tiled and shape.copies_queries) or shape.written_out) and not shape.reads_queries
     saved = {
         **saved_by_residuals(shape),
         **core,
@@ -162,6 +205,15 @@ def saved_by_layer(shape: RankShape, checkpointing: str) -> dict[str, int]:
     return saved
 
 
+def bias_of_scores(shape: RankShape) -> int:
+    """Bytes of positions by distance, one for each kind of window among the layers; and of T5's bucket numbers."""
+    if shape.model.position.type not in ("alibi", "t5"):
+        return 0
+    pairs, layers = shape.sequence_length**2, range(shape.model.num_hidden_layers)
+    windows = len({shape.model.attention.window_of(layer) for layer in layers})
+    return pairs * (FP32 * shape.heads * windows + (8 + windows if shape.model.position.type == "t5" else 0))
+
+
 def saved_outside_layers(shape: RankShape) -> dict[str, int]:
     """Bytes kept once a micro-batch: ids, rotation, the final norm, whose output the loss doesn't keep."""
     tokens, size = shape.tokens, shape.model.hidden_size
@@ -169,6 +221,7 @@ def saved_outside_layers(shape: RankShape) -> dict[str, int]:
     saved = {
         "token ids": tokens * 8,
         "rotation": tokens * FP32 * shape.model.rope.rotated_size(shape.model.head_size) if shape.rotated else 0,
+        "bias of scores": bias_of_scores(shape),
         "positions": tokens // shape.split * 8 if shape.model.position.type == "learned" else 0,
         **{f"final norm's {name}": count for name, count in norm.items()},
     }
@@ -180,7 +233,7 @@ def saved_outside_layers(shape: RankShape) -> dict[str, int]:
 def backward_of_layer(shape: RankShape) -> int:
     """Bytes of gradients in flight while one layer's backward runs, beyond the activations that it gives back as it goes."""
     item, size, tokens = shape.itemsize, shape.model.hidden_size, shape.tokens
-    pairs = tokens * shape.sequence_length * shape.heads if shape.model.attention_dropout > 0 else 0
+    pairs = tokens * shape.sequence_length * shape.heads if shape.written_out else 0
     return tokens * item * (2 * shape.feed_forward + 2 * size) + 2 * FP32 * pairs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.errors import Fault
 from data_pipeline.schema import Section, section_faults
@@ -107,11 +107,50 @@ class PositionConfig(Section):
         return self
 
 
+class AttentionConfig(Section):
+    """What becomes of queries, keys and their scores, in this order: qk_norm, rotation, scale, logit_softcapping, bias by distance,
+    window, sinks. A scale is a number that scores q.k are multiplied with; sqrt: 1 / sqrt(head_dim); temperature: that over a learned
+    number, which begins at 1; head_temperature: one a head; cosine: q and k as unit vectors, and a learned number a head, which begins
+    at sqrt(head_dim); init: 1, the initial weights of q and k being smaller by head_dim^(1/4) each.
+    """
+
+    scale: Literal["sqrt", "temperature", "head_temperature", "cosine", "init"] | float = "sqrt"  # a name, or the number itself
+    qk_norm: Literal["none", "rms_norm", "layer_norm"] = "none"  # of each head's query and key, with a learned gain for each channel
+    logit_softcapping: float | None = Field(None, gt=0)  # scores s become c tanh(s / c); null: they stay
+    sliding_window: int | None = Field(None, gt=0)  # a token sees itself and those before it, so many in all; null: everything before it
+    global_every: int | None = Field(None, ge=2)  # with sliding_window: each so manieth layer sees everything; null: none does
+    sinks: bool = False  # a learned score for each head that takes its share of attention to nothing
+    qkv_bias: bool = False  # of the query, key and value projections
+    o_bias: bool = False  # of the output projection
+
+    @field_validator("scale")
+    @classmethod
+    def _scale(cls, value: str | float) -> str | float:
+        if not isinstance(value, str) and not 0 < value < float("inf"):
+            raise ValueError("a number above 0, or a name | sqrt is 1 / sqrt(head_dim)")
+        return value
+
+    @model_validator(mode="after")
+    def _together(self) -> AttentionConfig:
+        faults = []
+        if self.global_every is not None and self.sliding_window is None:
+            fix = "without a window every layer sees everything: set attention.sliding_window, or remove it"
+            faults.append(Fault("global_every", self.global_every, "null without sliding_window", fix))
+        if self.qk_norm != "none" and self.scale == "cosine":
+            fix = "unit vectors are normalised already: use scale: sqrt or qk_norm: none"
+            faults.append(Fault("qk_norm", self.qk_norm, "none with scale: cosine", fix))
+        if faults:
+            raise section_faults(faults)
+        return self
+
+    def window_of(self, layer: int) -> int | None:
+        """Tokens that the layer of this number sees of each token's past, itself among them; None: all."""
+        return None if self.global_every is not None and (layer + 1) % self.global_every == 0 else self.sliding_window
+
+
 def position_faults(position: PositionConfig, rope: RopeConfig, *, head_size: int, hidden_size: int) -> list[Fault]:
     """What of the model's shape can't go with its positions; keys are those of the model section."""
     faults: list[Fault] = []
-    if position.type in ("alibi", "t5"):
-        faults.append(Fault("position.type", position.type, "rope, sinusoidal, learned or none", "scores with a bias are not there yet"))
     if position.type == "rope":
         rotated = rope.rotated_size(head_size)
         if rope.partial_rotary_factor == 1 and head_size % 2:

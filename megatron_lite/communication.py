@@ -7,6 +7,7 @@ are left out. Exact over tp, and over dp but for stage 3, where weights that sta
 
 from __future__ import annotations
 
+from megatron_lite.attention_sizes import gains_of_heads, temperatures
 from megatron_lite.config import ParallelConfig, TrainingConfig
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.sizes import num_local_parameters, num_replicated_parameters
@@ -39,14 +40,16 @@ def _over_tp(model: ModelConfig, training: TrainingConfig, parallel: ParallelCon
     full = training.activation_checkpointing == "full"
     loss = tp * 2 * tokens * FP32
     sharing = tp // model.kv_heads if tp > model.kv_heads else 1
-    shared = 2 * model.head_size * size * layers if sharing > 1 else 0  # keys and values of a head that ranks share
+    rows = 2 * model.head_size * layers if sharing > 1 else 0  # of the key and value matrices of a head that ranks share
+    shared = rows * (size + (1 if model.attention.qkv_bias else 0))
     gathered = item * shared * (2 if full else 1)
     if not parallel.sequence_parallel:
-        return {"all_reduce": hidden * (ways + (layers if full else 0)), "all_gather": loss + gathered, "reduce_scatter": FP32 * shared}
+        reduced = hidden * (ways + (layers if full else 0)) + gains_of_heads(model) * FP32
+        return {"all_reduce": reduced, "all_gather": loss + gathered, "reduce_scatter": FP32 * shared}
     return {
         "all_gather": hidden * (ways + (2 * layers if full else 0)) + loss + gathered,
         "reduce_scatter": hidden * (ways + (layers if full else 0)) + FP32 * shared,
-        "all_reduce": num_replicated_parameters(model) * FP32,  # their gradients
+        "all_reduce": (num_replicated_parameters(model) - temperatures(model)) * FP32,  # their gradients
     }
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.errors import Fault
 from data_pipeline.schema import Section, section_faults
-from megatron_lite.attention_config import PositionConfig, RopeConfig, position_faults
+from megatron_lite.attention_config import AttentionConfig, PositionConfig, RopeConfig, position_faults
 from megatron_lite.block_config import MLPConfig, NormConfig, ResidualConfig
 from megatron_lite.init_config import InitConfig, MupConfig
 
@@ -42,6 +42,7 @@ class ModelConfig(Section):
     attention_dropout: float = Field(0.0, ge=0, lt=1)  # on attention weights
     position: PositionConfig = PositionConfig()
     rope: RopeConfig = RopeConfig()
+    attention: AttentionConfig = AttentionConfig()
     norm: NormConfig = NormConfig()
     residual: ResidualConfig = ResidualConfig()
     mlp: MLPConfig = MLPConfig()
@@ -74,6 +75,12 @@ class ModelConfig(Section):
             faults.append(Fault("num_attention_heads", heads, f"a divisor of hidden_size ({self.hidden_size})", fix))
         else:
             faults += position_faults(self.position, self.rope, head_size=self.head_size, hidden_size=self.hidden_size)
+        if (every := self.attention.global_every) is not None and every > self.num_hidden_layers:
+            want = f"at most num_hidden_layers ({self.num_hidden_layers})"
+            faults.append(Fault("attention.global_every", every, want, "use null for no layer that sees everything"))
+        if self.attention.sliding_window is not None and self.family == "seq2seq":
+            fix = "an encoder sees both sides and cross-attention all of the source: remove it"
+            faults.append(Fault("attention.sliding_window", self.attention.sliding_window, "null with family: seq2seq", fix))
         if heads % kv:
             fix = f"use {nearest_divisors(heads, kv)}"
             faults.append(Fault("num_key_value_heads", kv, f"a divisor of num_attention_heads ({heads})", fix))
@@ -90,6 +97,9 @@ class ModelConfig(Section):
         if self.mup.base_hidden_size is not None and self.init.scheme != "normal":
             fix = "use init.scheme normal, whose std mup scales"
             faults.append(Fault("init.scheme", self.init.scheme, "normal with mup, as others follow the width already", fix))
+        if self.mup.base_head_dim is not None and self.attention.scale not in ("sqrt", "temperature", "head_temperature"):
+            fix = "this scale follows no head_dim: leave base_head_dim out"
+            faults.append(Fault("mup.base_head_dim", self.mup.base_head_dim, f"null with attention.scale: {self.attention.scale}", fix))
         elif self.mup.base_hidden_size is None and self.mup.base_head_dim is not None:
             faults.append(Fault("mup.base_head_dim", self.mup.base_head_dim, "null without mup.base_hidden_size", "give that too"))
         if faults:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_lite.attention_sizes import replicated_extras
+from megatron_lite.attention_sizes import cut_extras, keys_seen, replicated_extras
 from megatron_lite.model_config import ModelConfig
 
 LEAST_TILE_SCORES = 1 << 17  # a smaller tile of CPU attention costs more in calls than it saves
@@ -34,13 +34,13 @@ def layer_matrix_parameters(config: ModelConfig, *, cross: bool = False) -> int:
 
 
 def num_cut_vectors(config: ModelConfig) -> int:
-    """Elements of vectors that are cut over tp: the biases of what is cut by its rows."""
+    """Elements of vectors that are cut over tp: the biases of what is cut by its rows, and what each head has of its own."""
     feed_forward = (2 if config.mlp.gated else 1) * config.intermediate_size if config.mlp.bias else 0
-    return (config.num_hidden_layers + config.encoder_layers) * feed_forward
+    return (config.num_hidden_layers + config.encoder_layers) * feed_forward + cut_extras(config)
 
 
 def num_replicated_parameters(config: ModelConfig) -> int:
-    """Elements that every tp rank holds: norms, biases of what is cut by its columns, learned step sizes and positions."""
+    """Elements that every tp rank holds: norms, biases of what is cut by its columns, learned step sizes and positions, norms of heads."""
     size, decoder, encoder = config.hidden_size, config.num_hidden_layers, config.encoder_layers
     branches = (3 if encoder else 2) * decoder + 2 * encoder
     inputs = branches - (decoder if config.residual.parallel == "one_norm" else 0)
@@ -101,14 +101,14 @@ def checkpoint_bytes(config: ModelConfig) -> int:
 def flops_per_token(config: ModelConfig, sequence_length: int, source_length: int | None = None) -> float:
     """FLOPs of forward and backward for a token: 6 * N_matrix + 12 * layers * H * E * S (Chowdhery et al. 2022, appendix B).
 
-    A multiply-add is 2; the attention term counts all S keys for each query, causal or not and whatever the documents;
-    recomputed activations don't count. This is the numerator of model FLOPs utilisation (MFU). Of an encoder-decoder: for a target,
+    A multiply-add is 2; the attention term counts all S keys for each query, causal or not and whatever the documents, or
+    those of a sliding window; recomputed activations don't count. This is the numerator of model FLOPs utilisation (MFU). Of an encoder-decoder: for a target,
     with its share of the source's work, whose rows have `source_length` tokens (none given: as many as targets); the keys and values of
     cross-attention are made of source tokens.
     """
     layers, width = config.num_hidden_layers, config.num_attention_heads * config.head_size
     if config.family != "seq2seq":
-        return float(6 * num_matrix_parameters(config) + 12 * layers * width * sequence_length)
+        return float(6 * num_matrix_parameters(config) + 12 * width * keys_seen(config, sequence_length))
     source = sequence_length if source_length is None else source_length
     cross_keys_values = 2 * layers * config.hidden_size * config.kv_heads * config.head_size
     of_source = config.encoder_layers * layer_matrix_parameters(config) + cross_keys_values

@@ -93,23 +93,24 @@ def row_logits(weights: Weights, config: ModelConfig, row: Row, *, document_mask
             return x
         return (x * dropout_factor(config.hidden_dropout, step, row.sample, site, [length], x.shape[-1])).to(x.dtype)
 
-    def attention(h: Tensor, w: Weights, layer: str) -> Tensor:
+    def attention(h: Tensor, w: Weights, layer: int) -> Tensor:
         factor = None
         if step is not None and config.attention_dropout > 0:
-            site = f"{layer} probabilities"
+            site = f"layers.{layer} probabilities"
             factor = dropout_factor(config.attention_dropout, step, row.sample, site, [config.num_attention_heads, length], length)
-        return reference_attention.attention(w, config, h, positions, visible, factor)
+        return reference_attention.attention(w, config, h, positions, visible, factor, layer=layer)
 
     x = weights["embedding.weight"][torch.as_tensor(row.inputs).long()] * reference_blocks.embedding_multiplier(config)
     x = dropped(x + reference_attention.position_embedding(weights, config, positions).to(x.dtype), "embedding")
     for layer in range(config.num_hidden_layers):
         w = {name.removeprefix(f"layers.{layer}."): tensor for name, tensor in weights.items() if name.startswith(f"layers.{layer}.")}
+        w |= {name: weights[name] for name in ("position_bias.weight",) if name in weights}
         x = reference_blocks.layer(
             x,
             w,
             config,
             {
-                "attention": lambda h, w=w, layer=layer: attention(h, w, f"layers.{layer}"),
+                "attention": lambda h, w=w, layer=layer: attention(h, w, layer),
                 "mlp": lambda h, w=w: reference_blocks.mlp(h, w, config),
             },
             lambda out, name, layer=layer: dropped(out, f"layers.{layer} {name}"),
@@ -204,9 +205,10 @@ def train(
         beta1, beta2 = optimizer.betas
         for name, master in masters.items():
             gradient = gradients[name] * clip
-            decays = master.dim() > 1 and (optimizer.decay_embeddings or name not in EMBEDDINGS)
+            is_matrix = master.dim() > 1 and not name.endswith("position_bias.weight")
+            decays = is_matrix and (optimizer.decay_embeddings or name not in EMBEDDINGS)
             base = config.mup.base_hidden_size
-            inner = base is not None and master.dim() > 1 and name not in EMBEDDINGS
+            inner = base is not None and is_matrix and name not in EMBEDDINGS
             rate = lr * base / config.hidden_size if base is not None and inner else lr
             master *= 1 - lr * (optimizer.weight_decay if decays else 0.0)
             first[name] = beta1 * first[name] + (1 - beta1) * gradient

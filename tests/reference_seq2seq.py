@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +11,6 @@ from torch import Tensor
 from megatron_lite.model_config import ModelConfig
 from tests import reference_attention, reference_blocks
 from tests.reference import Row, Step, Weights, dropout_factor
-from tests.reference_attention import wide
 
 
 def row_logits(weights: Weights, config: ModelConfig, row: Row, *, step: Step | None = None) -> Tensor:
@@ -76,13 +74,16 @@ def _side(
     for layer in range(num_layers):
         name = f"{within}layers.{layer}"
         w = {key.removeprefix(f"layers.{layer}."): tensor for key, tensor in weights.items() if key.startswith(f"layers.{layer}.")}
+        w |= {key: weights[key] for key in ("position_bias.weight",) if key in weights}
 
         def attention(h: Tensor, w: Weights = w, name: str = name) -> Tensor:
-            return reference_attention.attention(w, config, h, positions, visible, factor(f"{name} probabilities", length))
+            factors = factor(f"{name} probabilities", length)
+            return reference_attention.attention(w, config, h, positions, visible, factors, bidirectional=memory is None)
 
         def cross_attention(h: Tensor, w: Weights = w, name: str = name) -> Tensor:
             assert memory is not None and paired is not None
-            return _cross_attention(w, config, h, memory, paired, factor(f"{name} cross_probabilities", len(memory)))
+            factors = factor(f"{name} cross_probabilities", len(memory))
+            return reference_attention.attention(w, config, h, positions, paired, factors, memory=memory)
 
         def mlp(h: Tensor, w: Weights = w) -> Tensor:
             return reference_blocks.mlp(h, w, config)
@@ -94,20 +95,3 @@ def _side(
             x, w, config, branches, lambda out, site, name=name: dropped(out, f"{name} {site}"), num_layers=num_layers
         )
     return x if config.norm.placement == "post" else reference_blocks.norm(x, weights, "final_norm", config)
-
-
-def _cross_attention(w: Weights, config: ModelConfig, h: Tensor, memory: Tensor, visible: Tensor, factor: Tensor | None) -> Tensor:
-    """Queries of h [T, D], keys and values of memory [S, D] -> [T, D]; visible bool [T, S]."""
-    q, k, v = (
-        (x @ w[f"cross_attention.{part}.weight"].T).view(len(x), -1, config.head_size)
-        for part, x in (("q", h), ("k", memory), ("v", memory))
-    )
-    heads = []
-    for head in range(q.shape[1]):
-        shared = head // (q.shape[1] // k.shape[1])
-        scores = wide(q[:, head]) @ wide(k[:, shared]).T / math.sqrt(config.head_size)
-        probabilities = scores.masked_fill(~visible, float("-inf")).softmax(-1)
-        if factor is not None:
-            probabilities = probabilities * factor[head]
-        heads.append((probabilities @ wide(v[:, shared])).to(h.dtype))
-    return torch.cat(heads, -1) @ w["cross_attention.o.weight"].T

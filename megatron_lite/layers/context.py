@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -47,12 +48,15 @@ class KeyValueStore(Protocol):
         ...
 
 
+Masks = Mapping[int | None, AttentionMask]  # by the sliding window of the layers that it is for; None: those without
+
+
 @dataclass(frozen=True)
 class ForwardContext:
     """Made once a forward, read by every layer."""
 
     rotation: Rotation | None  # None: queries and keys are not turned
-    mask: AttentionMask
+    masks: Masks
     split: bool  # activations outside the tp regions are split along S
     dropout: DropoutPlace | None = None  # of the hidden states: first_position is this rank's
     attention_dropout: DropoutPlace | None = None  # of the attention probabilities, where every rank has all of S

@@ -11,6 +11,7 @@ from megatron_lite.layers.context import ForwardContext, Memory
 from megatron_lite.layers.dropout import CROSS_PROBABILITIES
 from megatron_lite.layers.kernels import AttentionDropout, attention
 from megatron_lite.layers.linear import ColumnLinear, RowLinear
+from megatron_lite.layers.query_key import Sinks, query_key, scoring_of
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.parallel.groups import ProcessGroups
 
@@ -26,9 +27,12 @@ class CrossAttention(nn.Module):
         self.first_head = groups.tp.rank * self.num_heads
         self.dropout = config.attention_dropout
         size = config.num_attention_heads * config.head_size
-        self.q = ColumnLinear(config.hidden_size, {f"{name}.q.weight": size}, groups)
+        self.query_key = query_key(config, groups, name=name)
+        self.softcap = config.attention.logit_softcapping
+        self.sinks = Sinks(config, groups, name=name) if config.attention.sinks else None
+        self.q = ColumnLinear(config.hidden_size, {f"{name}.q.weight": size}, groups, bias=config.attention.qkv_bias)
         self.kv = KVLinear(config, groups, name=name)
-        self.o = RowLinear(size, config.hidden_size, groups, name=f"{name}.o.weight")
+        self.o = RowLinear(size, config.hidden_size, groups, name=f"{name}.o.weight", bias=config.attention.o_bias)
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         assert context.memory is not None, "a decoder with cross-attention needs a source"
@@ -44,8 +48,10 @@ class CrossAttention(nn.Module):
         """[B, K/tp, S, E] each: those that the memory has of this layer, or made, and put there if it keeps them."""
         if memory.projected is not None and self.layer in memory.projected:
             return memory.projected[self.layer]
-        heads = self.kv(memory.hidden).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
-        k, v = heads.chunk(2, dim=1)
+        k, v = self.kv(memory.hidden).unflatten(-1, (-1, self.head_size)).chunk(2, dim=2)
+        if self.query_key is not None:
+            k = self.query_key.of_keys(k)
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
         if memory.projected is not None:
             memory.projected[self.layer] = k, v
         return k, v
@@ -56,5 +62,9 @@ class CrossAttention(nn.Module):
         dropout = None
         if context.attention_dropout is not None and self.dropout > 0:
             dropout = AttentionDropout(self.dropout, context.attention_dropout, self.first_head, where=CROSS_PROBABILITIES)
-        queries = q.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
-        return attention(queries, k, v, mask=context.memory.mask, dropout=dropout).transpose(1, 2).flatten(2)
+        queries = q.unflatten(-1, (-1, self.head_size))
+        if self.query_key is not None:
+            queries = self.query_key.of_queries(queries)
+        scoring = scoring_of(self.softcap, self.sinks)
+        mixed = attention(queries.transpose(1, 2), k, v, mask=context.memory.mask, dropout=dropout, scoring=scoring)
+        return mixed.transpose(1, 2).flatten(2)

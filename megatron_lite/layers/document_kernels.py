@@ -17,6 +17,8 @@ from typing import Literal
 
 import torch
 
+from megatron_lite.model_config import ModelConfig
+
 DocumentKernel = Literal["pieces", "varlen", "flex", "blocks"]
 AskedKernel = Literal["auto", "varlen", "flex", "blocks"]
 
@@ -33,14 +35,29 @@ class KernelChoice:
 
 
 @functools.lru_cache
-def choose_kernel(asked: AskedKernel, *, device: torch.device, dtype: torch.dtype, head_size: int) -> KernelChoice:
-    """The first of what was asked for, varlen, flex and blocks that this device, dtype and head size can have."""
+def choose_kernel(
+    asked: AskedKernel, *, device: torch.device, dtype: torch.dtype, head_size: int, changed_scores: str = ""
+) -> KernelChoice:
+    """The first of what was asked for, varlen, flex and blocks that this device, dtype and head size can have, and scores that are
+    changed in this way, if they are."""
     if device.type == "cpu":
         if asked == "blocks":
             return KernelChoice("blocks")
         return KernelChoice("pieces", "" if asked == "auto" else f"on CPU {asked} has no backward")
+    if changed_scores:
+        return KernelChoice("blocks", "" if asked == "blocks" else f"not varlen or flex: {changed_scores}")
     triton = importlib.util.find_spec("triton") is not None
     return rank_kernels(asked, capability=torch.cuda.get_device_capability(device), dtype=dtype, head_size=head_size, triton=triton)
+
+
+def changed_scores(config: ModelConfig) -> str:
+    """Why no fused kernel makes this model's scores, or ""."""
+    reasons = {
+        f"position.type: {config.position.type} adds a bias to scores": config.position.type in ("alibi", "t5"),
+        "attention.logit_softcapping changes scores": config.attention.logit_softcapping is not None,
+        "attention.sinks take part in the softmax": config.attention.sinks,
+    }
+    return ", ".join(reason for reason, holds in reasons.items() if holds)
 
 
 def rank_kernels(asked: AskedKernel, *, capability: tuple[int, int], dtype: torch.dtype, head_size: int, triton: bool) -> KernelChoice:

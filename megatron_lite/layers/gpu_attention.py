@@ -27,18 +27,20 @@ class Varlen:
 
     boundaries: Tensor  # int32 [N + 1]: first token of each piece, then B * S
     longest: int  # no piece is longer, in tokens
+    window: int | None = None  # the last so many keys up to the query's own; None: all
 
     @classmethod
-    def of(cls, boundaries: Tensor, *, longest: int, length: int) -> Varlen:
+    def of(cls, boundaries: Tensor, *, longest: int, length: int, window: int | None = None) -> Varlen:
         """`longest` is rounded up to a power of two, at most a row's length: compiled code takes it as a constant, and so
         meets few of them."""
-        return cls(boundaries, min(1 << (longest - 1).bit_length(), length))
+        return cls(boundaries, min(1 << (longest - 1).bit_length(), length), window)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal within each piece: q [B, H, S, E], k and v [B, K, S, E] -> [B, H, S, E]."""
         queries, keys, values = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B * S, heads, E]
         sizes = (self.boundaries, self.boundaries, self.longest, self.longest)
-        mixed: Any = varlen_attn(queries, keys, values, *sizes, window_size=(-1, 0), **_SHARED_HEADS)
+        before = -1 if self.window is None else self.window - 1
+        mixed: Any = varlen_attn(queries, keys, values, *sizes, window_size=(before, 0), **_SHARED_HEADS)
         whole: Tensor = mixed.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)
         return whole
 
@@ -50,11 +52,12 @@ class Flex:
     tiles: BlockMask
 
     @classmethod
-    def of(cls, segments: Tensor) -> Flex:
+    def of(cls, segments: Tensor, *, window: int | None = None) -> Flex:
         """From segments [B, S], numbers that never fall along a row.
 
         Of query tile i and key tile j <= i: empty where j's last segment comes before i's first; full where all of both is
-        one segment and j < i; else partial. create_block_mask finds the same from all S * S pairs.
+        one segment and j < i; else partial. With a window the pairs of a tile are up to TILE - 1 nearer or farther than its corners
+        are, and those beyond it are nothing. create_block_mask finds the same from all S * S pairs.
         """
         length = segments.shape[1]
         num_tiles = -(-length // TILE)
@@ -64,14 +67,24 @@ class Flex:
         below = torch.ones(num_tiles, num_tiles, dtype=torch.bool, device=segments.device).tril()
         needed = (last[:, None, :] >= first[:, :, None]) & below
         full = (first[:, None, :] == last[:, :, None]) & below.tril(-1)
+        if window is not None:
+            numbers = torch.arange(num_tiles, device=segments.device) * TILE
+            apart = numbers[:, None] - numbers
+            needed &= apart - (TILE - 1) < window
+            full &= apart + (TILE - 1) < window
         if length % TILE:
             full[:, -1] = False  # a tile that is cut off is never full to torch
 
         def allowed(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (segments[row, query] == segments[row, key]) & (query >= key)
 
+        def near(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return allowed(row, head, query, key) & (query - key < reach)
+
+        reach = window or 0
+        seen = allowed if window is None else near
         tiles = (*_ordered(needed & ~full), *_ordered(full))
-        return cls(BlockMask.from_kv_blocks(*tiles, BLOCK_SIZE=TILE, mask_mod=allowed, seq_lengths=(length, length)))
+        return cls(BlockMask.from_kv_blocks(*tiles, BLOCK_SIZE=TILE, mask_mod=seen, seq_lengths=(length, length)))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As Varlen's."""

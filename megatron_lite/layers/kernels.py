@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -31,38 +31,49 @@ class AttentionMask:
     pieces: tuple[int, ...] | None = None  # lengths of the document pieces, row after row: causal within each
     fused: FusedMask | None = None  # causal within the same pieces, on GPUs
     segments: Tensor | None = None  # [B, S], what pieces or fused was made from
+    window: int | None = None  # of what is said above a query sees the last so many keys; `allowed` and `fused` know it already
+    bias: Tensor | None = None  # fp32, broadcasting to [B, H, S, T]: added to the scores, -inf where position alone hides a key
 
     @classmethod
     def of_segments(
-        cls, segments: Tensor, *, kernel: DocumentKernel = "pieces", boundaries: Tensor | None = None, longest: int = 0
+        cls,
+        segments: Tensor,
+        *,
+        kernel: DocumentKernel = "pieces",
+        boundaries: Tensor | None = None,
+        longest: int = 0,
+        window: int | None = None,
     ) -> AttentionMask:
-        """Causal within runs of equal numbers in [B, S], for one of the document kernels.
+        """Causal within runs of equal numbers in [B, S], of those the last `window` keys, for one of the document kernels.
 
         `boundaries` int32 [N + 1] are the runs' first tokens in the rows laid end to end, then B * S; `longest` is the
         longest run. Where they are not given they are read from the device, which waits for it.
         """
         if kernel == "blocks":
-            return cls(allowed=_blocks(segments))
+            return cls(allowed=_blocks(segments, window))
         if kernel == "flex":
             from megatron_lite.layers.gpu_attention import Flex  # seconds to load
 
-            return cls(fused=Flex.of(segments), segments=segments)
+            return cls(fused=Flex.of(segments, window=window), segments=segments, window=window)
         if boundaries is None:
             boundaries = boundaries_of(segments)
             longest = int(boundaries.diff().max())
         if kernel == "varlen":
             from megatron_lite.layers.gpu_attention import Varlen
 
-            return cls(fused=Varlen.of(boundaries, longest=longest, length=segments.shape[1]), segments=segments)
-        return cls(pieces=tuple(boundaries.diff().tolist()), segments=segments)
+            fused = Varlen.of(boundaries, longest=longest, length=segments.shape[1], window=window)
+            return cls(fused=fused, segments=segments, window=window)
+        return cls(pieces=tuple(boundaries.diff().tolist()), segments=segments, window=window)
 
     @classmethod
-    def of_positions(cls, queries: Tensor, keys: Tensor) -> AttentionMask:
-        """A query at position p sees keys at 0..p, for queries [B, S] that are the last of the keys [B, T].
+    def of_positions(cls, queries: Tensor, keys: Tensor, *, window: int | None = None) -> AttentionMask:
+        """A query at position p sees keys at 0..p, of those the last `window`, for queries [B, S] that are the last of the keys [B, T].
 
         Keys at negative positions are padding. A query that sees none (padding itself) sees itself.
         """
         allowed = (keys[:, None, :] <= queries[:, :, None]) & (keys >= 0)[:, None, :]
+        if window is not None:
+            allowed &= keys[:, None, :] > queries[:, :, None] - window
         num_queries, num_keys = queries.shape[1], keys.shape[1]
         itself = torch.ones(num_queries, num_keys, dtype=torch.bool, device=keys.device)
         itself = itself.tril(num_keys - num_queries).triu(num_keys - num_queries)
@@ -81,7 +92,26 @@ class AttentionMask:
         """The same as bool, broadcasting to [B, 1, S, T]."""
         if self.allowed is not None:
             return self.allowed
-        return _blocks(self.segments) if self.segments is not None else _causal(num_queries, num_keys, device)
+        if self.segments is not None:
+            return _blocks(self.segments, self.window)
+        return _causal(num_queries, num_keys, device, self.window)
+
+    def with_bias(self, bias: Tensor) -> AttentionMask:
+        """The same with fp32 [H, S, S], or [B, H, S, T] where this has `allowed`, added to the scores."""
+        num_queries, num_keys = bias.shape[-2:]
+        seen = self.allowed if self.allowed is not None else _causal(num_queries, num_keys, bias.device, self.window)
+        return replace(self, bias=torch.where(seen, bias, float("-inf")))
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What is done to a layer's scores beside the mask."""
+
+    softcap: float | None = None  # s -> softcap * tanh(s / softcap), before the bias
+    sinks: Tensor | None = None  # [H]: a score that each head's softmax counts and nothing comes of
+
+
+PLAIN = Scoring()
 
 
 @dataclass(frozen=True)
@@ -94,23 +124,31 @@ class AttentionDropout:
     where: int = PROBABILITIES
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: AttentionMask, dropout: AttentionDropout | None = None) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: AttentionMask, dropout: AttentionDropout | None = None, scoring: Scoring = PLAIN
+) -> Tensor:
     """softmax(q k^T / sqrt(E)) v: q [B, H, S, E], k and v [B, K, T, E] -> [B, H, S, E]; query head h reads head h // (H/K)."""
-    if dropout is not None:
-        return _by_hand(q, k, v, mask, dropout)
+    if dropout is not None or _written_out(q, mask, scoring):
+        by_pieces = dropout is None and mask.pieces is not None and not torch.compiler.is_compiling() and not _learns(mask)
+        return _by_pieces(q, k, v, mask, scoring) if by_pieces else _by_hand(q, k, v, mask, dropout, scoring)
     if mask.fused is not None:
         return mask.fused.attend(q, k, v)
     if mask.segments is not None:
         return _within_pieces(q, k, v, mask)
-    if mask.allowed is None and serves(q, k):
-        return tiled_attention(q, k, v, None)
     allowed, num_queries, num_keys = mask.allowed, q.shape[2], k.shape[2]
-    causal = allowed is None and num_queries == num_keys
-    if allowed is None and 1 < num_queries < num_keys:  # SDPA's own causal flag would align the triangle top-left
-        allowed = _causal(num_queries, num_keys, q.device)
+    if mask.bias is not None:
+        allowed = mask.bias if mask.bias.dim() == 4 else mask.bias[None]
+    if allowed is None and serves(q, k):
+        return tiled_attention(q, k, v, None, window=mask.window)
+    cut_short = mask.window is not None and mask.window < num_keys
+    causal = allowed is None and num_queries == num_keys and not cut_short
+    if allowed is None and (cut_short or 1 < num_queries < num_keys):  # SDPA's own causal flag would align the triangle top-left
+        allowed = _causal(num_queries, num_keys, q.device, mask.window)
     shared = q.shape[1] != k.shape[1]
     if shared and num_queries == 1:  # decoding: heads that share a key become its queries, and nothing of the cache is repeated
         together = q.unflatten(1, (k.shape[1], -1)).squeeze(3)  # [B, K, H/K, E]
+        if mask.bias is not None and allowed is not None:
+            allowed = allowed.unflatten(1, (k.shape[1], -1)).squeeze(3)
         return F.scaled_dot_product_attention(together, k, v, attn_mask=allowed).flatten(1, 2).unsqueeze(2)
     if shared and q.is_cuda and (allowed is not None or q.dtype == torch.float32):
         # Of the kernels that don't hold all S * T scores only FlashAttention shares heads, and it takes neither of these.
@@ -119,45 +157,77 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: AttentionMask, dropout: 
     return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal, enable_gqa=shared)
 
 
+def _written_out(q: Tensor, mask: AttentionMask, scoring: Scoring) -> bool:
+    """Whether no kernel does this. SDPA takes a bias, but on GPUs in q's dtype only, and without a gradient for it."""
+    return scoring is not PLAIN or (mask.bias is not None and (_learns(mask) or q.is_cuda or torch.compiler.is_compiling()))
+
+
+def _learns(mask: AttentionMask) -> bool:
+    return mask.bias is not None and mask.bias.requires_grad
+
+
 def _within_pieces(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+    if mask.bias is not None:
+        return _by_pieces(q, k, v, mask, PLAIN)
     if torch.compiler.is_compiling():  # it must not see the lengths: code would be compiled for each batch's anew
         if serves(q, k):
-            return tiled_attention(q, k, v, mask.segments)
+            return tiled_attention(q, k, v, mask.segments, window=mask.window)
         return attention(q, k, v, mask=AttentionMask(allowed=mask.as_blocks(q.shape[2], k.shape[2], q.device)))
     assert mask.pieces is not None
-    return tiled_attention(q, k, v, mask.segments, mask.pieces) if serves(q, k) else _by_pieces(q, k, v, mask.pieces)
+    if serves(q, k):
+        return tiled_attention(q, k, v, mask.segments, mask.pieces, window=mask.window)
+    return _by_pieces(q, k, v, mask, PLAIN)
 
 
-def _by_pieces(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> Tensor:
+def _by_pieces(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring) -> Tensor:
     """Causal attention within each piece, rows laid end to end; cut by one split and joined by one cat, so that backward is
     a cat and a split and not a full-sized gradient for every piece."""
-    queries, keys, values = (x.transpose(1, 2).flatten(0, 1).split(lengths) for x in (q, k, v))  # [n, heads, E] each
+    assert mask.pieces is not None
+    queries, keys, values = (x.transpose(1, 2).flatten(0, 1).split(mask.pieces) for x in (q, k, v))  # [n, heads, E] each
     mixed = [
-        attention(*(x.transpose(0, 1)[None] for x in piece), mask=AttentionMask())[0].transpose(0, 1)
+        attention(*(x.transpose(0, 1)[None] for x in piece), mask=_of_piece(mask, len(piece[0])), scoring=scoring)[0].transpose(0, 1)
         for piece in zip(queries, keys, values)
     ]
     whole = torch.cat(mixed)  # [B * S, H, E]
     return whole.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)
 
 
-def _by_hand(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: AttentionDropout) -> Tensor:
-    """The formula written out, in fp32: the only way to drop probabilities by their logical coordinates."""
+def _of_piece(mask: AttentionMask, length: int) -> AttentionMask:
+    """Of a piece of so many tokens: a bias by distance is the same in each."""
+    return AttentionMask(window=mask.window, bias=None if mask.bias is None else mask.bias[..., :length, :length])
+
+
+def _by_hand(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: AttentionDropout | None, scoring: Scoring = PLAIN) -> Tensor:
+    """The formula written out, in fp32: the only way to drop probabilities by their logical coordinates, or to change scores."""
     num_queries, num_keys, head_size = q.shape[2], k.shape[2], q.shape[3]
     allowed = mask.as_blocks(num_queries, num_keys, q.device)
     grouped = q.unflatten(1, (k.shape[1], -1)).float()  # [B, K, H/K, S, E]
-    scores = torch.matmul(grouped, k.float().unsqueeze(2).transpose(-1, -2)) * head_size**-0.5
-    probabilities = scores.flatten(1, 2).masked_fill(~allowed, float("-inf")).softmax(dim=-1)
-    kept = attention_dropout(
-        probabilities, dropout.probability, dropout.place, first_head=dropout.first_head, where=dropout.where
-    ).unflatten(1, (k.shape[1], -1))
+    scores = (torch.matmul(grouped, k.float().unsqueeze(2).transpose(-1, -2)) * head_size**-0.5).flatten(1, 2)
+    if scoring.softcap is not None:
+        scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+    if mask.bias is not None:
+        scores = scores + mask.bias
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.float()[:, None, None].expand(*scores.shape[:3], 1)
+        probabilities = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+    else:
+        probabilities = scores.softmax(dim=-1)
+    if dropout is not None:
+        first, where = dropout.first_head, dropout.where
+        probabilities = attention_dropout(probabilities, dropout.probability, dropout.place, first_head=first, where=where)
+    kept = probabilities.unflatten(1, (k.shape[1], -1))
     return torch.matmul(kept, v.float().unsqueeze(2)).flatten(1, 2).to(q.dtype)
 
 
-def _blocks(segments: Tensor) -> Tensor:
-    """bool [B, 1, S, S]: causal within equal numbers."""
-    return (segments[:, :, None] == segments[:, None, :]).tril_()[:, None]
+def _blocks(segments: Tensor, window: int | None = None) -> Tensor:
+    """bool [B, 1, S, S]: causal within equal numbers, of those the last `window`."""
+    together = (segments[:, :, None] == segments[:, None, :]).tril_()
+    return (together if window is None else together.triu_(1 - window))[:, None]
 
 
-def _causal(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """bool [S, T]: the queries are the last of the keys."""
-    return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)
+def _causal(num_queries: int, num_keys: int, device: torch.device, window: int | None = None) -> Tensor:
+    """bool [S, T]: the queries are the last of the keys, and see the last `window` up to themselves."""
+    offset = num_keys - num_queries
+    seen = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(offset)
+    return seen if window is None else seen.triu(offset + 1 - window)

@@ -38,16 +38,25 @@ def serves(q: Tensor, k: Tensor) -> bool:
     return suited and tile_scores(sharing, length) >= _LEAST_SCORES and torch.get_num_threads() <= _MOST_THREADS
 
 
-def tiled_attention(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, pieces: tuple[int, ...] | None = None) -> Tensor:
+def tiled_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    segments: Tensor | None,
+    pieces: tuple[int, ...] | None = None,
+    *,
+    window: int | None = None,
+) -> Tensor:
     """softmax(q k^T / sqrt(E)) v: q [B, H, S, E], k and v [B, K, S, E] -> [B, H, S, E]; causal within runs of equal numbers in
-    segments [B, S] (`pieces` are the runs' lengths, if known), or within the rows. Scores, softmax and its gradient are fp32."""
-    return _Tiled.apply(q, k, v, segments, pieces)
+    segments [B, S] (`pieces` are the runs' lengths, if known), or within the rows; of those keys the last `window`. Scores, softmax
+    and its gradient are fp32."""
+    return _Tiled.apply(q, k, v, segments, pieces, window)
 
 
-def _tiles(q: Tensor, k: Tensor, segments: Tensor | None, pieces: tuple[int, ...] | None) -> tuple[Tile, ...]:
+def _tiles(q: Tensor, k: Tensor, segments: Tensor | None, pieces: tuple[int, ...] | None, window: int | None) -> tuple[Tile, ...]:
     if pieces is None:
         pieces = (q.shape[2],) * q.shape[0] if segments is None else run_lengths(segments)
-    return tiles_of(pieces, q.shape[2], tile_height(q.shape[1] // k.shape[1]))
+    return tiles_of(pieces, q.shape[2], tile_height(q.shape[1] // k.shape[1]), window)
 
 
 def run_lengths(segments: Tensor) -> tuple[int, ...]:
@@ -64,17 +73,19 @@ def boundaries_of(segments: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=4)  # every layer and the backward pass ask for the same
-def tiles_of(pieces: tuple[int, ...], length: int, height: int) -> tuple[Tile, ...]:
+def tiles_of(pieces: tuple[int, ...], length: int, height: int, window: int | None = None) -> tuple[Tile, ...]:
     """The tiles of all rows of this length."""
     tiles: list[Tile] = []
     begins = torch.tensor([0, *pieces]).cumsum(0)  # over the rows end to end
     first_seen = torch.repeat_interleave(begins[:-1], torch.tensor(pieces)).view(-1, length)
     first_seen = first_seen - torch.arange(first_seen.shape[0])[:, None] * length  # [B, S]: the first key that a query sees
+    if window is not None:
+        first_seen = torch.maximum(first_seen, torch.arange(length) - (window - 1))
     for row, firsts in enumerate(first_seen):
         for number, start in enumerate(range(0, length, height)):
             stop = min(start + height, length)
             first_key = int(firsts[start])
-            if int(firsts[stop - 1]) == first_key:  # one document fills it: only keys among its own queries can be unseen
+            if int(firsts[stop - 1]) == first_key:  # all see the same first: only keys among its own queries can be unseen
                 tiles.append(Tile(row, number, start, stop, first_key, None, start))
                 continue
             keys, queries = torch.arange(first_key, stop), torch.arange(start, stop)
@@ -91,23 +102,26 @@ def _later(num_queries: int, sharing: int) -> Tensor:
 
 class _Tiled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, pieces: tuple[int, ...] | None) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, pieces: tuple[int, ...] | None, window: int | None
+    ) -> Tensor:
         k, v = k.contiguous(), v.contiguous()  # so that every tile's keys lie without gaps
         compiling = torch.compiler.is_compiling()
-        out = _whole_forward(q, k, v, segments) if compiling else _forward(q, k, v, _tiles(q, k, segments, pieces))
+        out = _whole_forward(q, k, v, segments, window) if compiling else _forward(q, k, v, _tiles(q, k, segments, pieces, window))
         ctx.save_for_backward(q, k, v, out, *([] if segments is None else [segments]))
-        ctx.pieces = None if compiling else pieces
+        ctx.pieces, ctx.window = None if compiling else pieces, window
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:  # type: ignore[override]
         q, k, v, out, *rest = ctx.saved_tensors
         segments = rest[0] if rest else None
         if torch.compiler.is_compiling():
-            q_gradient, k_gradient, v_gradient = _whole_backward(gradient, q, k, v, out, segments)
+            q_gradient, k_gradient, v_gradient = _whole_backward(gradient, q, k, v, out, segments, ctx.window)
         else:
-            q_gradient, k_gradient, v_gradient = _backward(gradient, q, k, v, out, _tiles(q, k, segments, ctx.pieces))
-        return q_gradient, k_gradient, v_gradient, None, None
+            tiles = _tiles(q, k, segments, ctx.pieces, ctx.window)
+            q_gradient, k_gradient, v_gradient = _backward(gradient, q, k, v, out, tiles)
+        return q_gradient, k_gradient, v_gradient, None, None, None
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, tiles: tuple[Tile, ...]) -> Tensor:
@@ -177,31 +191,31 @@ def _like_queries(q: Tensor) -> Tensor:
 
 
 @torch.library.custom_op(
-    "megatron_lite::tiled_attention", mutates_args=(), schema="(Tensor q, Tensor k, Tensor v, Tensor? segments) -> Tensor"
+    "megatron_lite::tiled_attention", mutates_args=(), schema="(Tensor q, Tensor k, Tensor v, Tensor? segments, int? window=None) -> Tensor"
 )
-def _whole_forward(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None) -> Tensor:
-    return _forward(q, k, v, _tiles(q, k, segments, None))
+def _whole_forward(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, window: int | None = None) -> Tensor:
+    return _forward(q, k, v, _tiles(q, k, segments, None, window))
 
 
 @_whole_forward.register_fake
-def _shape_forward(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None) -> Tensor:
+def _shape_forward(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, window: int | None = None) -> Tensor:
     return _like_queries(q)
 
 
 @torch.library.custom_op(
     "megatron_lite::tiled_attention_backward",
     mutates_args=(),
-    schema="(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor out, Tensor? segments) -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor out, Tensor? segments, int? window=None) -> (Tensor, Tensor, Tensor)",
 )
 def _whole_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, segments: Tensor | None
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, segments: Tensor | None, window: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _backward(gradient, q, k, v, out, _tiles(q, k, segments, None))
+    return _backward(gradient, q, k, v, out, _tiles(q, k, segments, None, window))
 
 
 @_whole_backward.register_fake
 def _shapes_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, segments: Tensor | None
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, segments: Tensor | None, window: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _like_queries(q), torch.empty_like(k), torch.empty_like(v)
 

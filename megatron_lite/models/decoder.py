@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from megatron_lite.config import NO_EXTRAS, LossConfig
-from megatron_lite.layers.context import ForwardContext, KeyValueStore
+from megatron_lite.layers.context import ForwardContext, KeyValueStore, Masks
 from megatron_lite.layers.cross_entropy import IGNORED, Logits
-from megatron_lite.layers.document_kernels import AskedKernel, choose_kernel
+from megatron_lite.layers.document_kernels import AskedKernel, changed_scores, choose_kernel
 from megatron_lite.layers.dropout import EMBEDDING, DropoutPlace, dropout
 from megatron_lite.layers.embedding import HeadOutput, LMHead, VocabEmbedding
 from megatron_lite.layers.kernels import AttentionMask
 from megatron_lite.layers.norms import LayerNorm, RMSNorm, norm_of
+from megatron_lite.layers.position_bias import distances_in_row, position_bias
 from megatron_lite.layers.position_embedding import LearnedPositions, PositionEmbedding, position_embedding
 from megatron_lite.layers.positions import rotation
 from megatron_lite.layers.watcher import Watcher
@@ -48,6 +49,8 @@ class Decoder(nn.Module):
         vocabulary, size = config.vocabulary, config.hidden_size
         self.embedding = VocabEmbedding(vocabulary, size, groups, name="embedding.weight", factor=config.embedding_factor)
         self.position_embedding = position_embedding(config, name="position_embedding.weight")
+        self.position_bias = position_bias(config, groups, name="position_bias.weight")
+        self.windows = {config.attention.window_of(layer) for layer in range(config.num_hidden_layers)}
         self.layers = nn.ModuleList(
             Block(config, groups, layer=layer, recompute_attention=checkpointing == "selective", cross=config.family == "seq2seq")
             for layer in range(config.num_hidden_layers)
@@ -121,12 +124,9 @@ class Decoder(nn.Module):
         return self(batch, output="token_losses")[0]
 
     def _context(self, batch: Batch, key: DropoutKey | None, *, store: KeyValueStore | None, split: bool) -> ForwardContext:
-        if store is not None:
-            assert batch.segments is None, "decoding takes one document a row"
-            mask = AttentionMask.of_positions(batch.positions, store.extend_positions(batch.positions))
-        else:
-            mask = self._document_mask(batch)
-        return self._around(batch.positions, batch.samples, key, mask=mask, split=split, store=store)
+        assert store is None or batch.segments is None, "decoding takes one document a row"
+        stored = None if store is None else store.extend_positions(batch.positions)
+        return self._around(batch.positions, batch.samples, key, masks=self._masks(batch, stored), split=split, store=store)
 
     def _around(
         self,
@@ -134,7 +134,7 @@ class Decoder(nn.Module):
         samples: Tensor,
         key: DropoutKey | None,
         *,
-        mask: AttentionMask,
+        masks: Masks,
         split: bool,
         store: KeyValueStore | None = None,
     ) -> ForwardContext:
@@ -143,16 +143,37 @@ class Decoder(nn.Module):
         first = self.groups.tp.rank * (positions.shape[1] // self.groups.tp.size) if split else 0
         return ForwardContext(
             rotation=rotation(positions, self.config.head_size, self.config.rope) if self.config.position.type == "rope" else None,
-            mask=mask,
+            masks=masks,
             split=split,
             dropout=DropoutPlace(keys, first) if keys is not None else None,
             attention_dropout=DropoutPlace(keys) if keys is not None else None,
             store=store,
         )
 
-    def _document_mask(self, batch: Batch) -> AttentionMask:
+    def _masks(self, batch: Batch, stored: Tensor | None) -> Masks:
+        """By the window of the layers that it is for, with `stored` [B, T] the positions of all keys in decoding."""
+        if stored is not None:
+            masks = {window: AttentionMask.of_positions(batch.positions, stored, window=window) for window in self.windows}
+        else:
+            masks = {window: self._document_mask(batch, window) for window in self.windows}
+        if self.position_bias is None:
+            return masks
+        if stored is not None:
+            distances = batch.positions[:, :, None] - stored[:, None, :]
+        else:
+            distances = distances_in_row(batch.length, batch.positions.device)
+        bias = self.position_bias(distances)
+        return {window: mask.with_bias(bias) for window, mask in masks.items()}
+
+    def _document_mask(self, batch: Batch, window: int | None) -> AttentionMask:
         if batch.segments is None:
-            return AttentionMask()
-        weight = self.embedding.weight
-        choice = choose_kernel(self.document_kernel, device=batch.segments.device, dtype=weight.dtype, head_size=self.config.head_size)
-        return AttentionMask.of_segments(batch.segments, kernel=choice.name, boundaries=batch.boundaries, longest=batch.longest)
+            return AttentionMask(window=window)
+        choice = choose_kernel(
+            self.document_kernel,
+            device=batch.segments.device,
+            dtype=self.embedding.weight.dtype,
+            head_size=self.config.head_size,
+            changed_scores=changed_scores(self.config),
+        )
+        boundaries, longest = batch.boundaries, batch.longest
+        return AttentionMask.of_segments(batch.segments, kernel=choice.name, boundaries=boundaries, longest=longest, window=window)

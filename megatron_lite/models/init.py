@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from megatron_lite.layers.query_key import initial_factor
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.parallel.shard_spec import Piece, ShardSpec, spec_of
 
@@ -50,11 +51,15 @@ def distribution(name: str, shape: Sequence[int], config: ModelConfig) -> Distri
         return Distribution(constant=0.0 if config.norm.zero_centred else 1.0)
     if name.endswith("step_size"):
         return Distribution(constant=config.residual.step(layers))
-    if name.endswith(".bias"):
+    if name.endswith((".bias", ".sinks", ".log_temperature")):
         return Distribution(constant=0.0)
+    if name.endswith(".cosine_gain"):
+        return Distribution(constant=math.sqrt(config.head_size))
+    if name.endswith("position_bias.weight"):  # a table: no sum runs over it
+        return Distribution(std=init.std)
     if is_vocabulary(name):
         return _of_embedding(config)
-    matrix = _of_matrix(shape, config)
+    matrix = _of_matrix(shape, config).times(initial_factor(name, config))
     if not name.endswith(("attention.o.weight", "mlp.down.weight")):
         return matrix
     if init.zero_residual:

@@ -14,6 +14,7 @@ from megatron_lite.layers.embedding import VocabEmbedding
 from megatron_lite.layers.kernels import AttentionMask
 from megatron_lite.layers.linear import enter_tp
 from megatron_lite.layers.norms import norm_of
+from megatron_lite.layers.position_bias import distances_in_row, position_bias
 from megatron_lite.layers.position_embedding import position_embedding
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, Source
@@ -34,6 +35,7 @@ class Encoder(nn.Module):
             factor = config.embedding_factor
             self.embedding = VocabEmbedding(config.vocabulary, size, groups, name="encoder.embedding.weight", factor=factor)
         self.position_embedding = position_embedding(config, name="encoder.position_embedding.weight")
+        self.position_bias = position_bias(config, groups, name="encoder.position_bias.weight", bidirectional=True)
         self.layers = nn.ModuleList(
             Block(config, groups, layer=layer, recompute_attention=checkpointing == "selective", within="encoder.")
             for layer in range(config.encoder_layers)
@@ -88,7 +90,9 @@ class Seq2Seq(Decoder):
         tp, encoder = self.groups.tp, self.encoder
         split = self.groups.sequence_parallel and source.inputs.shape[1] % tp.size == 0
         mask = AttentionMask.between_segments(source.segments, source.segments)
-        context = self._around(source.positions, samples, key, mask=mask, split=split)
+        if encoder.position_bias is not None:
+            mask = mask.with_bias(encoder.position_bias(distances_in_row(source.length, source.inputs.device)))
+        context = self._around(source.positions, samples, key, masks={None: mask}, split=split)
         embedding = self.embedding if encoder.embedding is None else encoder.embedding
         x = self._embedded(source, context.within("encoder"), embedding, encoder.position_embedding)
         return enter_tp(self._through(encoder.layers, x, context, encoder.final_norm), tp, split=split)

@@ -64,6 +64,10 @@ def planned_activations(
 ) -> int:
     shape = rank_shape(config, training, parallel or ParallelConfig(), micro_batch_size=ROWS, pieces=pieces)
     outside = saved_outside_layers(shape)
+    if outside["bias of scores"] and (config.position.type == "t5" or training.activation_checkpointing != "none"):
+        outside["bias of scores"] -= (
+            4 * config.num_attention_heads * training.sequence_length**2
+        )  # it is there, but autograd has no need of it
     if training.activation_checkpointing == "full":
         del outside["rotation"]  # held by the checkpoints, not by autograd
     layers = config.num_hidden_layers * sum(saved_by_layer(shape, training.activation_checkpointing).values())
@@ -83,6 +87,11 @@ def planned_activations(
         ({"position": {"type": "none"}, "num_key_value_heads": 1}, 512),
         ({"position": {"type": "sinusoidal"}, "attention_dropout": 0.1, "num_key_value_heads": 2}, LENGTH),
         ({"rope": {"partial_rotary_factor": 0.25}, "num_key_value_heads": 1}, 512),
+        ({"position": {"type": "alibi"}}, LENGTH),
+        ({"position": {"type": "t5"}, "attention": {"qk_norm": "rms_norm", "scale": "head_temperature"}}, LENGTH),
+        ({"attention": {"sinks": True, "logit_softcapping": 3.0, "qkv_bias": True, "o_bias": True}}, LENGTH),
+        ({"attention": {"sliding_window": 5, "qk_norm": "layer_norm"}}, LENGTH),
+        ({"attention": {"sliding_window": 50, "scale": "cosine"}, "num_key_value_heads": 1}, 512),
     ],
 )
 def test_activations_are_those_that_autograd_keeps(precision: Any, checkpointing: Any, extra: dict[str, Any], length: int) -> None:
@@ -93,6 +102,8 @@ def test_activations_are_those_that_autograd_keeps(precision: Any, checkpointing
 
 
 VARIATIONS: list[dict[str, Any]] = [
+    {"position": {"type": "t5"}, "attention": {"sinks": True, "scale": "cosine", "qkv_bias": True, "o_bias": True}},
+    {"position": {"type": "learned"}, "attention": {"qk_norm": "rms_norm", "scale": "temperature"}},
     {"norm": {"type": "layer_norm", "bias": True, "placement": "post"}, "mlp": {"activation": "relu", "gated": False, "bias": True}},
     {"norm": {"placement": "sandwich", "zero_centred": True}, "mlp": {"activation": "gelu_pytorch_tanh"}, "hidden_dropout": 0.1},
     {"norm": {"type": "layer_norm", "zero_centred": True}, "residual": {"parallel": "one_norm"}, "mlp": {"activation": "relu2"}},

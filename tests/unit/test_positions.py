@@ -11,6 +11,7 @@ from data_pipeline.errors import ConfigError
 from data_pipeline.schema import validate
 from megatron_lite.attention_config import RopeConfig
 from megatron_lite.inference.kv_cache import KVCache
+from megatron_lite.layers.position_bias import alibi_slopes, t5_buckets
 from megatron_lite.layers.position_embedding import SinusoidalPositions
 from megatron_lite.layers.positions import Rotation, attention_factor, frequencies, rotate, rotation
 from megatron_lite.model_config import ModelConfig
@@ -93,6 +94,27 @@ def test_sinusoids_are_the_papers() -> None:
     torch.testing.assert_close(found, theirs.create_weight()[places].float(), atol=5e-5, rtol=0)
 
 
+@pytest.mark.parametrize("heads", [1, 4, 6, 12, 16])
+def test_alibi_slopes_are_blooms(heads: int) -> None:
+    """Press et al. 2022, section 3: for 8 heads 1/2, 1/4 ... 1/256; for a number that is no power of two as the authors' code."""
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    theirs = build_alibi_tensor(torch.ones(1, 3), heads, torch.float32)  # [H, 1, 3]: slope * key's place
+    torch.testing.assert_close(alibi_slopes(heads), theirs[:, 0, 1], rtol=1e-6, atol=0)
+    assert alibi_slopes(8).tolist() == [2.0**-n for n in range(1, 9)]
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(("buckets", "reach"), [(32, 128), (8, 20)])
+def test_buckets_are_t5s(buckets: int, reach: int, bidirectional: bool) -> None:
+    """Raffel et al. 2020, section 2.1, for distances on both sides, beyond max_distance too; theirs are key minus query."""
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    distances = torch.arange(-300, 301)
+    theirs = T5Attention._relative_position_bucket(-distances, bidirectional=bidirectional, num_buckets=buckets, max_distance=reach)
+    assert torch.equal(t5_buckets(distances, buckets, reach, bidirectional=bidirectional), theirs)
+
+
 # ------------------------------------------------------------------------------------------------- beyond what was trained
 
 TINY = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
@@ -108,7 +130,7 @@ def text_of(length: int, starts: list[int] | None = None) -> Batch:
     return Batch.from_rows(ids, ids, [starts or [0]], [0], document_mask=True)
 
 
-@pytest.mark.parametrize("kind", ["rope", "sinusoidal", "none"])
+@pytest.mark.parametrize("kind", ["rope", "sinusoidal", "alibi", "t5", "none"])
 def test_longer_texts_get_an_answer(kind: str) -> None:
     """Beyond max_position_embeddings, which only says how far the model was meant to read; the beginning reads as before."""
     model, short = build(type=kind), text_of(8)
@@ -134,9 +156,9 @@ def test_learned_positions_end_where_their_table_ends() -> None:
 @pytest.mark.parametrize(
     ("keys", "fault"),
     [
-#        ({"position": {"type": "alibi", "relative_attention_num_buckets": 16}}, "model.position.relative_attention_num_buckets: got 16, wanted its default (32) with type: alibi"),
-#        ({"position": {"type": "t5", "relative_attention_num_buckets": 6}}, "model.position.relative_attention_num_buckets: got 6, wanted a multiple of 4"),
-#        ({"position": {"type": "t5", "relative_attention_max_distance": 16}}, "wanted above half of relative_attention_num_buckets (16)"),
+        ({"position": {"type": "alibi", "relative_attention_num_buckets": 16}}, "model.position.relative_attention_num_buckets: got 16, wanted its default (32) with type: alibi"),
+        ({"position": {"type": "t5", "relative_attention_num_buckets": 6}}, "model.position.relative_attention_num_buckets: got 6, wanted a multiple of 4"),
+        ({"position": {"type": "t5", "relative_attention_max_distance": 16}}, "wanted above half of relative_attention_num_buckets (16)"),
         ({"position": {"type": "none"}, "rope": {"theta": 5e5}}, "model.rope.theta: got 500000.0, wanted its default with position.type: none"),
         ({"position": {"type": "none"}, "rope": {"scaling": {"type": "linear", "factor": 2.0}}}, "model.rope.scaling: got"),
         ({"position": {"type": "sinusoidal"}, "hidden_size": 33, "head_dim": 8}, "model.hidden_size: got 33, wanted an even number"),

@@ -38,6 +38,12 @@ VARIANTS = [
     {"tie_word_embeddings": True},  # one matrix for source, target and output, as in the 2017 paper
     {"encoder": {"num_hidden_layers": 1, "share_embedding": False}, "tie_word_embeddings": True, "num_key_value_heads": 1},
     {"encoder": {"share_embedding": False}, "position": {"type": "learned"}},
+    {"position": {"type": "t5", "relative_attention_num_buckets": 8, "relative_attention_max_distance": 9}, "attention": {"scale": 1.0}},
+    {
+        "position": {"type": "alibi"},
+        "attention": {"scale": "head_temperature", "qk_norm": "layer_norm", "sinks": True, "qkv_bias": True, "o_bias": True},
+    },
+    {"attention": {"scale": "cosine", "logit_softcapping": 3.0}},
 ]
 TARGET_STARTS = [[0, 5, 13], [0, 9]]  # row 0: two pairs and padding on both sides; row 1: one pair, padding in the targets alone
 SOURCE_STARTS = [[0, 4, 11], [0]]
@@ -69,7 +75,9 @@ def batch_of(rows: list[reference.Row]) -> Batch:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-@pytest.mark.parametrize("extra", VARIANTS, ids=["one-matrix", "two-matrices", "three-matrices, learned positions"])
+@pytest.mark.parametrize(
+    "extra", VARIANTS, ids=["one-matrix", "two-matrices", "three-matrices, learned positions", "t5", "alibi", "cosine"]
+)
 def test_equals_the_plain_model(extra: dict[str, Any], dropout: float) -> None:
     """Loss, logits and every logical gradient, dropout included; and the number of parameters."""
     model = build(hidden_dropout=dropout, attention_dropout=dropout, **extra)
@@ -116,9 +124,10 @@ def test_a_pair_sees_itself_alone() -> None:
     assert not torch.equal(model.logits(batch_of(changed))[0, 5], one[0, 5])
 
 
-def test_cached_decoding_is_the_full_forward() -> None:
+@pytest.mark.parametrize("extra", VARIANTS[2:])
+def test_cached_decoding_is_the_full_forward(extra: dict[str, Any]) -> None:
     """Token by token after sources of unequal lengths, keys and values of the source made once: the same logits; rows reordered, too."""
-    model = build(encoder={"num_hidden_layers": 1})
+    model = build(**extra | {"encoder": {"num_hidden_layers": 1}})
     draw = np.random.default_rng(3)
     lengths, num_targets = [7, 3, 5], 6
     sources, targets = [draw.integers(0, 64, size) for size in lengths], torch.from_numpy(draw.integers(0, 64, (3, num_targets)))
