@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+import yaml
 
 from data_pipeline.errors import ConfigError
 from data_pipeline.schema import validate
 from launcher.config import LoggingConfig
-from megatron_lite.config import LossConfig
+from megatron_lite.config import LossConfig, TrainingConfig
 from megatron_lite.model_config import ModelConfig
+from tests.paths import ROOT
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"norm": {"bias": True}}, r"model\.norm\.bias: got True, wanted false with type: rms_norm, which has none"),
@@ -43,6 +46,15 @@ def test_shares_and_intervals_have_their_limits() -> None:
     with pytest.raises(ConfigError, match=r"statistics_interval_steps: got 25, wanted a multiple of .* \(10\).* use 30"):
         validate(LoggingConfig, {"interval_steps": 10, "statistics_interval_steps": 25})
     assert validate(LoggingConfig, {"interval_steps": 10, "statistics_interval_steps": 50}).statistics_interval_steps == 50
+
+
+def test_what_the_docs_show_can_be_built() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "layers.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 6
+    sections = {"model": ModelConfig, "training": TrainingConfig, "logging": LoggingConfig}
+    for block in blocks:
+        for name, values in yaml.safe_load(block).items():
+            assert validate(sections[name], values) != sections[name](**({"steps": 1} if name == "training" else {}))
 
 
 def test_numbers_that_follow_from_the_shape() -> None:
