@@ -65,10 +65,15 @@ def test_halving_the_step_and_doubling_the_layers_converges_at_first_order() -> 
 WIDTHS = (64, 128, 256, 512)
 
 
-def coordinates(width: int, **model: Any) -> dict[str, float]:
+def coordinates(width: int, *, num_heads: int | None = None, **model: Any) -> dict[str, float]:
     """rms after three updates on one batch: of activations by key, and of how far the logits have moved."""
     config = ModelConfig(
-        vocab_size=64, hidden_size=width, num_hidden_layers=2, num_attention_heads=width // 16, intermediate_size=2 * width, **model
+        vocab_size=64,
+        hidden_size=width,
+        num_hidden_layers=2,
+        num_attention_heads=num_heads or width // 16,
+        intermediate_size=2 * width,
+        **model,
     )
     optimizer = OptimizerConfig(lr=0.01, max_grad_norm=None, weight_decay=0.0)
     training = TrainingConfig(steps=4, sequence_length=16, engine="torch")
@@ -104,3 +109,8 @@ def test_coordinate_check() -> None:
     assert -0.3 < held["logits' change"] < 0.1, held  # what the head's initial weights add to it falls with the root of the width
     assert grown["activations/layers.1/out"] > 0.4 and grown["logits' change"] > 0.2, grown
     assert with_mup[0] == usual[0], "at the base's width they are one model"
+    mup = {"base_hidden_size": 64, "base_head_dim": 16}
+    wider_heads = [coordinates(width, num_heads=4, mup=mup, init={"std": 1 / 8, **plain}) for width in WIDTHS]
+    held = {key: slope([each[key] for each in wider_heads]) for key in usual[0]}
+    assert all(abs(found) < 0.1 for key, found in held.items() if key != "logits' change"), held
+    assert wider_heads[0] == usual[0]
