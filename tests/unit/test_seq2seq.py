@@ -23,6 +23,7 @@ from megatron_lite.parallel.groups import ProcessGroups
 from megatron_lite.sizes import num_parameters
 from tests import reference
 from tests.logical import assemble, blocks_of, gradient
+from tests.variations import GEMMA2, VASWANI
 
 TINY: dict[str, Any] = {
     "family": "seq2seq",
@@ -44,6 +45,15 @@ VARIANTS = [
         "attention": {"scale": "head_temperature", "qk_norm": "layer_norm", "sinks": True, "qkv_bias": True, "o_bias": True},
     },
     {"attention": {"scale": "cosine", "logit_softcapping": 3.0}},
+    VASWANI
+    | {"position": {"type": "sinusoidal"}, "init": {"scheme": "xavier_uniform"}, "embedding_multiplier": "sqrt_hidden_size"}
+    | {"tie_word_embeddings": True},
+    GEMMA2
+    | {
+        "init": {"std": 0.2},
+        "residual": {"step_size": "inverse_sqrt_layers", "learned_step_size": "branch"},
+        "encoder": {"num_hidden_layers": 1},
+    },
 ]
 TARGET_STARTS = [[0, 5, 13], [0, 9]]  # row 0: two pairs and padding on both sides; row 1: one pair, padding in the targets alone
 SOURCE_STARTS = [[0, 4, 11], [0]]
@@ -76,7 +86,9 @@ def batch_of(rows: list[reference.Row]) -> Batch:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize(
-    "extra", VARIANTS, ids=["one-matrix", "two-matrices", "three-matrices, learned positions", "t5", "alibi", "cosine"]
+    "extra",
+    VARIANTS,
+    ids=["one-matrix", "two-matrices", "three-matrices, learned positions", "t5", "alibi", "cosine", "2017", "sandwich, learned steps"],
 )
 def test_equals_the_plain_model(extra: dict[str, Any], dropout: float) -> None:
     """Loss, logits and every logical gradient, dropout included; and the number of parameters."""
