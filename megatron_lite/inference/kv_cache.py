@@ -13,10 +13,11 @@ class KVCache:
 
     Layers see exactly what was stored, never free room. What stands at padding (negative positions) is stored as zeros:
     attention multiplies masked values by 0, and a NaN would survive that. `memory`: of the rows' sources, in an encoder-decoder.
+    `padded`: whether any place of any row may be padding; where none is, no mask is needed.
     """
 
-    def __init__(self, capacity: int, *, memory: Memory | None = None) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int, *, memory: Memory | None = None, padded: bool = True) -> None:
+        self.capacity, self.padded = capacity, padded
         self.memory = memory
         self.length = 0  # tokens stored a row, padding included
         self._positions: Tensor | None = None  # int64 [B, capacity]
@@ -31,8 +32,8 @@ class KVCache:
         if self._positions is None:
             self._positions = torch.empty(num_rows, self.capacity, dtype=torch.int64, device=positions.device)
         self._positions[:, self.length : self.length + self._new] = positions
-        padding = positions < 0
-        self._padding = padding[:, None, :, None] if self._new > 1 and bool(padding.any()) else None
+        padding = (positions < 0)[:, None, :, None] if self.padded and self._new > 1 else None
+        self._padding = padding if padding is not None and bool(padding.any()) else None
         self.length += self._new
         return self._positions[:, : self.length]
 

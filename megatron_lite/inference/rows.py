@@ -55,7 +55,7 @@ class DecoderRows:
         memory = None
         if isinstance(model, Seq2Seq):
             memory = model.encode(Source.of([source for _, source in unlike_rows], device=self._device))
-        self._cache = KVCache(longest + room, memory=memory)  # short rows go on behind their padding
+        self._cache = KVCache(longest + room, memory=memory, padded=shortest < longest)  # short rows go on behind their padding
         self._next = torch.tensor([len(text) for text in unlike], device=self._device)  # each row's next position
         self.logits = self._prefill(unlike)
         if len(unlike) < len(texts):

@@ -37,6 +37,7 @@ class KeyValueStore(Protocol):
     """Keys and values of earlier forwards, for decoding."""
 
     memory: Memory | None  # of an encoder's source
+    padded: bool  # whether any place of any row may be padding
 
     def extend_positions(self, positions: Tensor) -> Tensor:
         """Called once a forward with the new tokens' positions [B, S] (negative: padding); returns all keys' positions

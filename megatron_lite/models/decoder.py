@@ -126,7 +126,7 @@ class Decoder(nn.Module):
     def _context(self, batch: Batch, key: DropoutKey | None, *, store: KeyValueStore | None, split: bool) -> ForwardContext:
         assert store is None or batch.segments is None, "decoding takes one document a row"
         stored = None if store is None else store.extend_positions(batch.positions)
-        return self._around(batch.positions, batch.samples, key, masks=self._masks(batch, stored), split=split, store=store)
+        return self._around(batch.positions, batch.samples, key, masks=self._masks(batch, stored, store), split=split, store=store)
 
     def _around(
         self,
@@ -150,10 +150,14 @@ class Decoder(nn.Module):
             store=store,
         )
 
-    def _masks(self, batch: Batch, stored: Tensor | None) -> Masks:
+    def _masks(self, batch: Batch, stored: Tensor | None, store: KeyValueStore | None) -> Masks:
         """By the window of the layers that it is for, with `stored` [B, T] the positions of all keys in decoding."""
         if stored is not None:
-            masks = {window: AttentionMask.of_positions(batch.positions, stored, window=window) for window in self.windows}
+            plain = store is not None and not store.padded  # then a row sees all that is stored
+            masks = {
+                window: AttentionMask() if plain and window is None else AttentionMask.of_positions(batch.positions, stored, window=window)
+                for window in self.windows
+            }
         else:
             masks = {window: self._document_mask(batch, window) for window in self.windows}
         if self.position_bias is None:

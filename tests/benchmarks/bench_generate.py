@@ -109,7 +109,7 @@ def main() -> None:
             options = {"python": python, "threads": arguments.threads, "rounds": arguments.rounds}
             rows = beside_transformers(name, folder, config, **options)  # type: ignore[arg-type]
             result["beside"] += [{**row, "parameters": num_parameters(config)} for row in rows]
-            result["flat"][name] = flatness(folder, config, runs=3)
+            result["flat"][name] = flatness(folder, config, runs=2)
             print(name, {key: value for key, value in result["flat"][name].items() if key != "windows_ms"}, flush=True)
     if arguments.write:
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
