@@ -83,7 +83,7 @@ def start_sampling(
     rows = DecoderRows(model, texts, more=max_new_tokens, sources=sources)
     history = None
     if any(each.remembers for each in options):
-        history = History.of(prompts, model.config.vocabulary, rows.logits.device)
+        history = History.of(prompts if sources is None else [[]] * len(prompts), model.config.vocabulary, rows.logits.device)
     limits = _limits(model, texts, max_new_tokens)
     answers = [Generation(finish=limit.finish) for limit in limits]
     steps = sample(

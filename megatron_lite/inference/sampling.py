@@ -59,8 +59,8 @@ class SamplingOptions:
 class History:
     """What each row said: prompts and answers count for the repetition penalty, answers alone for presence and frequency.
 
-    Neither the begin token nor padding is part of it: that the end-of-document id stood before the prompt makes an end no
-    less likely.
+    Neither the begin token, nor padding, nor an encoder's source is part of it: that the end-of-document id stood before the
+    prompt makes an end no less likely, and a translation may say what its source says.
     """
 
     prompts: Tensor  # bool [B, V]

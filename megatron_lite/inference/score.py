@@ -22,8 +22,8 @@ def score(
 ) -> list[list[float | None]]:
     """The log-probability in nats of each token of each text, given its prompt and the tokens before it. Collective over tp.
 
-    Of an encoder-decoder, prompts are sources, their ends included. `begin_id` stands before every prompt, or target. Without it and without a prompt the first token has none. Raises ConfigError for
-    what is longer than the context or has ids outside the vocabulary.
+    Of an encoder-decoder, prompts are sources, their ends included. `begin_id` stands before every prompt, or target. Without it and
+    without a prompt the first token has none. Raises ConfigError for what is longer than the context or has ids outside the vocabulary.
     """
     start = [] if begin_id is None else [begin_id]
     of_source = isinstance(model, Seq2Seq)

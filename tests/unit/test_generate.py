@@ -226,3 +226,15 @@ def test_logprobs_are_the_models(model: Decoder) -> None:
             known = model.logits(_batch(torch.tensor([prompt + answer.tokens])))[0].double().log_softmax(-1)
         want = [float(known[len(prompt) - 1 + place, token]) for place, token in enumerate(answer.tokens)]
         assert answer.logprobs == pytest.approx(want, abs=1e-5)
+
+
+def test_penalties_do_not_see_a_source() -> None:
+    """An encoder-decoder's answer may begin with a token of its source, whatever the repetition penalty."""
+    small = tiny(family="seq2seq", num_hidden_layers=1)
+    both = build_model(small, ProcessGroups.single(), seed=3)
+    greedy = generate(both, [_prompt(6)], max_new_tokens=1, begin_id=0, sampling=GREEDY)[0].tokens
+    source = [*_prompt(6), *greedy]
+    options = SamplingOptions(temperature=0, repetition_penalty=1000.0)
+    for text in (source, list(range(VOCABULARY - 1))):
+        plain = generate(both, [text], max_new_tokens=1, begin_id=0, sampling=GREEDY)
+        assert generate(both, [text], max_new_tokens=1, begin_id=0, sampling=options) == plain
