@@ -13,7 +13,7 @@ import numpy as np
 
 from data_pipeline.dataset import Dataset, TokenSource
 from data_pipeline.mixture import Mixture, Phase
-from data_pipeline.packing import Method
+from data_pipeline.packing import PLAN_VERSIONS, Method
 from data_pipeline.plans import Plan
 from data_pipeline.prefetch import Prefetcher
 from data_pipeline.rows import NO_TARGET, Row, assemble, batch_id, row_digest
@@ -88,6 +88,7 @@ class RowSource(Samples[Plan]):
             "phases": [phase.to_dict() for phase in self.phases],
             "sequence_length": self.sequence_length,
             "packing": self.packing,
+            "packing_version": PLAN_VERSIONS[self.packing],
             "seed": self.seed,
             "tokenizer_hash": self.vocabulary.tokenizer_hash,
         }
