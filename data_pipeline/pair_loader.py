@@ -60,9 +60,8 @@ class PairRowSource(Samples[PairPlan]):
 
     def __getitem__(self, sample: int) -> PairRow:
         place = self.place(sample)
-        found = (place.source.find(pair) for pair in place.plan.pairs(place.row).tolist())
         return assemble_pairs(
-            [shard.sides(number) for shard, number in found],
+            *place.source.gather_pairs(place.plan.pairs(place.row).tolist()),
             source_length=self.source_length,
             target_length=self.target_length,
             begin_id=self.vocabulary.begin_id,
