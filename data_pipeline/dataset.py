@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,6 +64,46 @@ class TokenSource:
         assert 0 <= document < self.num_documents, (document, self.num_documents)
         shard = bisect_right(self._first_documents, document) - 1
         return self.shards[shard], document - self._first_documents[shard]
+
+    @cached_property
+    def _tables(self) -> list[tuple[Shard, Callable[[int], int], Callable[[int], int] | None]]:
+        """Each shard, with where a document begins in it and, of pairs, how long its source side is."""
+        return [(shard, shard.offsets.item, None if shard.splits is None else shard.splits.item) for shard in self.shards]
+
+    def gather(self, pieces: Sequence[tuple[int, int, int]]) -> np.ndarray:
+        """Tokens of (document, first token, number of tokens), one piece after another; one piece at least."""
+        tables, first_documents = self._tables, self._first_documents
+        found = []
+        for document, start, length in pieces:
+            number = bisect_right(first_documents, document) - 1
+            shard, offset, _ = tables[number]
+            first = offset(document - first_documents[number]) + start
+            found.append(shard.unchecked_tokens(first, first + length))
+        return self._checked(np.concatenate(found), [document for document, _, _ in pieces])
+
+    def gather_pairs(self, pairs: Sequence[int]) -> tuple[np.ndarray, list[int], list[int]]:
+        """Tokens of the source sides of pairs, one after another, then those of the target sides; and how many each side of each has."""
+        tables, first_documents = self._tables, self._first_documents
+        source, target, source_lengths, target_lengths = [], [], [], []
+        for pair in pairs:
+            shard_number = bisect_right(first_documents, pair) - 1
+            shard, offset, split = tables[shard_number]
+            assert split is not None, "a shard of pairs"
+            number = pair - first_documents[shard_number]
+            first, end, middle = offset(number), offset(number + 1), split(number)
+            both = shard.unchecked_tokens(first, end)
+            source.append(both[:middle])
+            target.append(both[middle:])
+            source_lengths.append(middle)
+            target_lengths.append(end - first - middle)
+        return self._checked(np.concatenate(source + target), pairs), source_lengths, target_lengths
+
+    def _checked(self, tokens: np.ndarray, documents: Sequence[int]) -> np.ndarray:
+        """The tokens, all in the vocabulary. Raises DataError naming the place of one of these documents that isn't."""
+        if int(tokens.max()) >= self._vocabulary.size:
+            for shard, number in map(self.find, documents):
+                shard.document(number)
+        return tokens
 
     def lengths(self) -> np.ndarray:
         """Tokens of each document, its end included; int64."""

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from data_pipeline.dataset import Dataset, TokenSource
+from data_pipeline.dataset import Dataset
 from data_pipeline.mixture import Mixture, Phase
-from data_pipeline.packing import Method
+from data_pipeline.packing import PLAN_VERSIONS, Method
 from data_pipeline.plans import Plan
 from data_pipeline.prefetch import Prefetcher
 from data_pipeline.rows import NO_TARGET, Row, assemble, batch_id, row_digest
@@ -66,10 +64,14 @@ class RowSource(Samples[Plan]):
 
     def __getitem__(self, sample: int) -> Row:
         place = self.place(sample)
+        pieces: list[tuple[int, int, int]] = place.plan.pieces(place.row).tolist()
+        begin_id = self.vocabulary.begin_id
         return assemble(
-            (_piece(place.source, *piece, begin_id=self.vocabulary.begin_id) for piece in place.plan.pieces(place.row).tolist()),
+            place.source.gather(pieces),
+            [length for _, _, length in pieces],
+            [int(place.source.gather([(document, start - 1, 1)])[0]) if start else begin_id for document, start, _ in pieces],
             sequence_length=self.sequence_length,
-            begin_id=self.vocabulary.begin_id,
+            begin_id=begin_id,
             token_bytes=self._streams[place.entry].token_bytes,
         )
 
@@ -88,15 +90,7 @@ class RowSource(Samples[Plan]):
             "phases": [phase.to_dict() for phase in self.phases],
             "sequence_length": self.sequence_length,
             "packing": self.packing,
+            "packing_version": PLAN_VERSIONS[self.packing],
             "seed": self.seed,
             "tokenizer_hash": self.vocabulary.tokenizer_hash,
         }
-
-
-def _piece(source: TokenSource, document: int, start: int, length: int, *, begin_id: int) -> tuple[np.ndarray, int]:
-    shard, number = source.find(document)
-    first = int(shard.offsets[number]) + start
-    if start == 0:
-        return shard.tokens(first, first + length), begin_id
-    tokens = shard.tokens(first - 1, first + length)
-    return tokens[1:], int(tokens[0])

@@ -2,7 +2,8 @@
 
 concat    the documents of a source in keyed order, one after another, cut every S tokens; only the last row has padding
 best_fit  documents longer than S are cut into rows of their own and a rest; rests and short documents are packed by
-          best-fit decreasing within windows of 2^20 documents in keyed order, so no document is cut that needn't be
+          best-fit decreasing within windows of 2^20 documents in keyed order, so no document is cut that needn't be, and
+          what is left too empty is packed again, exactly
 Either way every token of every document lies in exactly one row.
 """
 
@@ -17,7 +18,8 @@ import numpy as np
 from data_pipeline.permutation import Permutation
 
 Method = Literal["concat", "best_fit"]
-PLAN_VERSION = 1  # part of every plan's identity: a change of what is written below changes it
+# Part of every plan's identity and of every run's: a change of what is written below changes it. 2: rows are filled exactly.
+PLAN_VERSIONS: dict[Method, int] = {"concat": 1, "best_fit": 2}
 WINDOW_DOCUMENTS = 1 << 20
 PIECE = np.dtype([("document", "<u4"), ("start", "<u4"), ("length", "<u4")])
 
@@ -65,6 +67,7 @@ def _concat(documents: np.ndarray, lengths: np.ndarray, *, sequence_length: int,
 
 def _best_fit(documents: np.ndarray, lengths: np.ndarray, *, sequence_length: int) -> Rows:
     from data_pipeline.binpack import best_fit_decreasing  # compiles on first use; readers of finished plans never need it
+    from data_pipeline.exact_fill import fill_exactly
 
     num_full = lengths // sequence_length
     owner = np.repeat(np.arange(documents.size), num_full)
@@ -73,7 +76,8 @@ def _best_fit(documents: np.ndarray, lengths: np.ndarray, *, sequence_length: in
     rest = lengths % sequence_length
     ragged = np.flatnonzero(rest)
     ragged = ragged[np.argsort(-rest[ragged], kind="stable")]
-    bins, num_bins = best_fit_decreasing(rest[ragged].astype(np.int64), sequence_length)
+    short = rest[ragged].astype(np.int64)
+    bins, num_bins = fill_exactly(short, *best_fit_decreasing(short, sequence_length), sequence_length)
     ragged = ragged[np.argsort(bins, kind="stable")]
     packed = _pieces(documents[ragged], num_full[ragged] * sequence_length, rest[ragged])
     per_row = np.concatenate([np.ones(full.size, dtype=np.int64), np.bincount(bins, minlength=num_bins)])

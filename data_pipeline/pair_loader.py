@@ -10,7 +10,7 @@ from typing import Any
 
 from data_pipeline.dataset import Dataset
 from data_pipeline.mixture import Mixture, Phase
-from data_pipeline.pair_plans import PairPlan
+from data_pipeline.pair_plans import PAIR_PLAN_VERSION, PairPlan
 from data_pipeline.pair_rows import PairRow, assemble_pairs, pair_row_digest
 from data_pipeline.prefetch import Prefetcher
 from data_pipeline.rows import NO_TARGET, batch_id
@@ -60,9 +60,8 @@ class PairRowSource(Samples[PairPlan]):
 
     def __getitem__(self, sample: int) -> PairRow:
         place = self.place(sample)
-        found = (place.source.find(pair) for pair in place.plan.pairs(place.row).tolist())
         return assemble_pairs(
-            [shard.sides(number) for shard, number in found],
+            *place.source.gather_pairs(place.plan.pairs(place.row).tolist()),
             source_length=self.source_length,
             target_length=self.target_length,
             begin_id=self.vocabulary.begin_id,
@@ -100,6 +99,7 @@ class PairRowSource(Samples[PairPlan]):
             "source_length": self.source_length,
             "target_length": self.target_length,
             "packing": "pairs",
+            "packing_version": PAIR_PLAN_VERSION,
             "seed": self.seed,
             "tokenizer_hash": self.vocabulary.tokenizer_hash,
         }

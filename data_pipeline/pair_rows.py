@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from data_pipeline.rows import NO_TARGET
+from data_pipeline.rows import NO_TARGET, segment_starts
 
 
 @dataclass(frozen=True)
@@ -62,26 +62,28 @@ def _segments(starts: np.ndarray, length: int) -> np.ndarray:
 
 
 def assemble_pairs(
-    pairs: Sequence[tuple[np.ndarray, np.ndarray]], *, source_length: int, target_length: int, begin_id: int, token_bytes: np.ndarray
+    tokens: np.ndarray,
+    source_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    *,
+    source_length: int,
+    target_length: int,
+    begin_id: int,
+    token_bytes: np.ndarray,
 ) -> PairRow:
-    """A row of both sides of each pair, their ends included. A target's input is the one before it, `begin_id` before the first."""
+    """A row from the tokens of the source sides of its pairs, one after another, then those of the target sides, and how many each side
+    of each has, its end included. A target's input is the one before it, `begin_id` before the first."""
     source = np.full(source_length, begin_id, dtype=np.int64)
     inputs = np.full(target_length, begin_id, dtype=np.int64)
     targets = np.full(target_length, NO_TARGET, dtype=np.int64)
-    source_starts, target_starts = [], []
-    at = to = 0
-    for one, other in pairs:
-        source_starts.append(at)
-        target_starts.append(to)
-        source[at : at + one.size] = one
-        targets[to : to + other.size] = other
-        inputs[to + 1 : to + other.size] = other[:-1]
-        at, to = at + one.size, to + other.size
-    target_bytes = int(token_bytes[targets[:to]].sum(dtype=np.int64))
-    source_starts += [at] if at < source_length else []
-    target_starts += [to] if to < target_length else []
-    starts = np.array(source_starts, dtype=np.int32), np.array(target_starts, dtype=np.int32)
-    return PairRow(source, starts[0], inputs, targets, starts[1], len(pairs), at, to, target_bytes)
+    at = sum(source_lengths)
+    to = tokens.size - at
+    source[:at], targets[:to] = tokens[:at], tokens[at:]
+    source_starts, target_starts = segment_starts(source_lengths, source_length), segment_starts(target_lengths, target_length)
+    inputs[1:to] = targets[: to - 1]
+    inputs[target_starts] = begin_id
+    target_bytes = int(token_bytes[tokens[at:]].sum(dtype=np.int64))
+    return PairRow(source, source_starts, inputs, targets, target_starts, len(source_lengths), at, to, target_bytes)
 
 
 def pair_row_digest(row: PairRow) -> bytes:

@@ -14,7 +14,7 @@ import numpy as np
 
 from data_pipeline.blockfile import BlockFile, write_blockfile
 from data_pipeline.errors import DataError
-from data_pipeline.packing import PIECE, PLAN_VERSION, Method, Rows, plan_rows
+from data_pipeline.packing import PIECE, PLAN_VERSIONS, Method, Rows, plan_rows
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PlanKey:
         return f"{self.source}{split}-S{self.sequence_length}-{self.method}.plan"
 
     def to_meta(self) -> dict[str, object]:
-        return {**self.__dict__, "plan_version": PLAN_VERSION}
+        return {**self.__dict__, "plan_version": PLAN_VERSIONS[self.method]}
 
 
 class Plan:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -42,25 +43,24 @@ class Row:
         return np.arange(self.inputs.size, dtype=np.int32) - self.segment_starts[self.segments]
 
 
-def assemble(pieces: Iterable[tuple[np.ndarray, int]], *, sequence_length: int, begin_id: int, token_bytes: np.ndarray) -> Row:
-    """A row from (tokens of a piece, the id that stands before its first)."""
+def assemble(
+    tokens: np.ndarray, lengths: Sequence[int], before: Sequence[int], *, sequence_length: int, begin_id: int, token_bytes: np.ndarray
+) -> Row:
+    """A row from the tokens of its pieces, one after another, how many each has, and the id that stands before its first."""
     inputs = np.full(sequence_length, begin_id, dtype=np.int64)
     targets = np.full(sequence_length, NO_TARGET, dtype=np.int64)
-    starts: list[int] = []
-    place = 0
-    for tokens, before in pieces:
-        end = place + tokens.size
-        starts.append(place)
-        targets[place:end] = tokens
-        inputs[place] = before
-        inputs[place + 1 : end] = tokens[:-1]
-        place = end
-    if place < sequence_length:
-        starts.append(place)
-    target_bytes = int(token_bytes[targets[:place]].sum(dtype=np.int64))
-    return Row(
-        inputs=inputs, targets=targets, segment_starts=np.array(starts, dtype=np.int32), num_targets=place, target_bytes=target_bytes
-    )
+    end, starts = tokens.size, segment_starts(lengths, sequence_length)
+    targets[:end] = tokens
+    inputs[1:end] = targets[: end - 1]
+    inputs[starts[: len(lengths)]] = before
+    target_bytes = int(token_bytes[tokens].sum(dtype=np.int64))
+    return Row(inputs=inputs, targets=targets, segment_starts=starts, num_targets=end, target_bytes=target_bytes)
+
+
+def segment_starts(lengths: Sequence[int], room: int) -> np.ndarray:
+    """Where pieces of these lengths begin in a row, and then where its padding does, if there is any; int32."""
+    *starts, end = accumulate(lengths, initial=0)
+    return np.array(starts if end == room else [*starts, end], dtype=np.int32)
 
 
 def row_digest(row: Row) -> bytes:

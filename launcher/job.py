@@ -27,7 +27,14 @@ from launcher.mixture import describe_mixture, mixture_lines, phases_for, requir
 from launcher.plan import plan_run
 from launcher.process_tree import Link
 from launcher.recorder import Rates, Recorder
-from launcher.resume_policy import changed_meaning, identity, recorded_changes, require_same_meaning, require_same_run
+from launcher.resume_policy import (
+    changed_meaning,
+    identity,
+    packing_version,
+    recorded_changes,
+    require_same_meaning,
+    require_same_run,
+)
 from launcher.run_folder import RunFolder, write_json
 from launcher.stopping import StopFlag
 from launcher.trackers import open_trackers
@@ -208,7 +215,8 @@ class Job:
             device=self.device.type,
             moved_metrics=moved,
         )
-        recorder.event("mixture", step=start.step, phases=phases, sources=mixture)
+        version = packing_version(wanted["data_identity"].get("packing_version", 1))
+        recorder.event("mixture", step=start.step, phases=phases, sources=mixture, **version)
         for key, before, after in changes:
             recorder.say(f"changed since the last attempt: {key} {before!r} -> {after!r}")
             recorder.event("changed", key=key, old=before, new=after)

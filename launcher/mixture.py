@@ -147,7 +147,13 @@ def mixture_lines(described: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
+def mixture_of_run(folder: RunFolder) -> dict[str, Any] | None:
+    """What the run's last attempt wrote down of the rows that it drew; None where it wrote nothing."""
+    found = [event for _, event in JsonLines(folder.events).lines() if event is not None and event.get("event") == "mixture"]
+    return found[-1] if found else None
+
+
 def phases_of_run(folder: RunFolder) -> list[Phase] | None:
     """The phases that the run's last attempt drew by; None where it wrote none down."""
-    found = [event for _, event in JsonLines(folder.events).lines() if event is not None and event.get("event") == "mixture"]
-    return [Phase.from_dict(phase) for phase in found[-1]["phases"]] if found else None
+    found = mixture_of_run(folder)
+    return [Phase.from_dict(phase) for phase in found["phases"]] if found else None

@@ -46,12 +46,27 @@ def identity(config: RunConfig, rows_identity: Mapping[str, Any]) -> dict[str, A
         "data_identity": {
             "sources": rows_identity["sources"],
             "packing": config.data.packing,
+            **packing_version(rows_identity["packing_version"]),
             "document_mask": config.data.document_mask,
             **({"source_length": config.training.encoder_length} if config.model.family == "seq2seq" else {}),
         },
         "seed": config.run.seed,
         "sequence_length": config.training.sequence_length,
     }
+
+
+def packing_version(version: int) -> dict[str, int]:
+    """As a run keeps it: nothing stands for 1, since runs were begun before the key was there."""
+    return {} if version == 1 else {"packing_version": version}
+
+
+def require_same_packing(kept: Mapping[str, Any], now: int, *, folder: object) -> None:
+    """Raises DataError where this program fills rows otherwise than the one that wrote `kept` (see `packing_version`)."""
+    if (before := kept.get("packing_version", 1)) != now:
+        raise DataError(
+            f"{folder} was trained on rows of packing version {before}, this program makes version {now} of them: other documents in a row. "
+            "Use the program that began the run, or choose another run.name (checkpoint.init_from takes the weights along)"
+        )
 
 
 def require_same_run(saved: RunState, wanted: Mapping[str, Any], *, folder: object) -> None:
@@ -69,6 +84,7 @@ def require_same_run(saved: RunState, wanted: Mapping[str, Any], *, folder: obje
     faults = [Fault(name, after, f"{before!r} as in the run's checkpoint", fix) for name, before, after in pairs if before != after]
     if faults:
         raise ConfigError(faults)
+    require_same_packing(old_data, new_data.get("packing_version", 1), folder=folder)
     if old_data["sources"] != new_data["sources"]:
         raise DataError(
             f"the data is not what {folder} was trained on: it had {_sources(old_data['sources'])}, now {_sources(new_data['sources'])}. "

@@ -131,14 +131,17 @@ class SyntheticRows:
     def __getitem__(self, sample: int) -> Row:
         draw = np.random.default_rng([7, sample])
         wanted = LENGTH if draw.random() < 0.5 else int(draw.integers(4, LENGTH))
-        pieces: list[tuple[np.ndarray, int]] = []
+        pieces: list[np.ndarray] = []
         while wanted > 0:
             size = min(wanted, int(draw.integers(2, 20)))
             tokens = 1 + (draw.integers(0, 12) + 5 * np.arange(size)) % min(24, self._vocabulary - 1)
             noise = draw.random(size) < 0.1
-            pieces.append((np.where(noise, draw.integers(0, self._vocabulary, size), tokens).astype(np.int64), BEGIN))
+            pieces.append(np.where(noise, draw.integers(0, self._vocabulary, size), tokens).astype(np.int64))
             wanted -= size
-        return assemble(pieces, sequence_length=LENGTH, begin_id=BEGIN, token_bytes=self._bytes)
+        lengths = [piece.size for piece in pieces]
+        return assemble(
+            np.concatenate(pieces), lengths, [BEGIN] * len(pieces), sequence_length=LENGTH, begin_id=BEGIN, token_bytes=self._bytes
+        )
 
 
 class SyntheticPairRows(SyntheticRows):

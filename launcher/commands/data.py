@@ -338,7 +338,8 @@ def _rows(
         _refuse({**row_of_text, **of_pairs}, "the rows of a run are as its config has them")
         from launcher.datasets import open_datasets, open_rows
         from launcher.metrics import JsonLines
-        from launcher.mixture import phases_for, phases_of_run
+        from launcher.mixture import mixture_of_run, phases_for, phases_of_run
+        from launcher.resume_policy import require_same_packing
         from launcher.run_folder import RunFolder
         from launcher.saved_config import read_config
         from launcher.step_samples import samples_of_steps
@@ -348,6 +349,8 @@ def _rows(
         rows = open_rows(config, datasets, split=split)
         if split != "train":
             return rows, None
+        if (written := mixture_of_run(folder)) is not None:
+            require_same_packing(written, rows.identity["packing_version"], folder=target)
         phases = phases_of_run(folder) or [Phase.from_dict(phase) for phase in phases_for(config, datasets)]
         events = [event for _, event in JsonLines(folder.events).lines() if event is not None]
         return rows.with_phases(phases), samples_of_steps(events, config.training.global_batch_size)

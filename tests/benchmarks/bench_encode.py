@@ -4,7 +4,7 @@
 
 Ours is the whole stage: documents read and verified, encoded, checked, written to shards with checksums, synced, hashed. Theirs is
 `encode_batch` of the same texts in memory, 1 MB at a time, its result thrown away. The programs take turns, one whole corpus each; medians of
-the ratios of one round count. Text: Python's standard library, every second file, in 16 shards. results/encode.json keeps the last run.
+the ratios of one round count. Text: Python's standard library, in 16 shards. results/encode.json keeps the last run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="encoding, measured")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--every", type=int, default=2, help="take every so many-th file of the standard library")
+    parser.add_argument("--every", type=int, default=1, help="take every so many-th file of the standard library")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "encode.json")
     parser.add_argument("--child", nargs=2, metavar=("MODE", "FOLDER"), help="one of the programs (used by the benchmark itself)")
     options = parser.parse_args()

@@ -1,5 +1,5 @@
 """How full rows are, and how fast they are planned: best fit at 1,024 targets on the sentences of Multi30k and on the Python standard
-library, and pairs of Multi30k for an encoder-decoder.
+library, on Multi30k's languages alone and together under several tokenizers, and pairs of Multi30k for an encoder-decoder.
 
     python -m tests.benchmarks.bench_packing [--output FILE] [--multi30k FOLDER]
 
@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.binpack import best_fit_decreasing
 from data_pipeline.build import build
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset, TokenSource
@@ -67,10 +68,16 @@ def measure(folder: Path, multi30k: Path) -> dict[str, Any]:
     files = {"files": str(multi30k / "train.en.gz"), "target_files": str(multi30k / "train.de.gz")}
     pairs = _build(folder / "pairs", [{"name": "multi30k", **files}])
     documents = {source.name: _documents(source) for source in dataset.sources}
+    alone = {}
+    for kind, tokenizer in (("bytes", {"type": "bytes"}), ("bpe-4096", {"vocab_size": 4096}), ("bpe-8192", {"vocab_size": 8192})):
+        for languages in (["en"], ["de"], ["en", "de"]):
+            lines = {"name": "multi30k", "files": [str(multi30k / f"train.{name}.gz") for name in languages], "txt_documents": "line"}
+            alone[f"{kind} {'+'.join(languages)}"] = _documents(_build(folder / f"{kind}-{len(alone)}", [lines], tokenizer).sources[0])
     tokens, rows = (sum(each[what] for each in documents.values()) for what in ("tokens", "rows"))
     return {
         "sequence_length": S,
         "documents": documents,
+        "multi30k_alone": alone,
         "padding_percent_of_both": round(100 * (1 - tokens / (rows * S)), 4),
         "pairs": _pairs(pairs),
         "command": "python -m tests.benchmarks.bench_packing",
@@ -80,9 +87,9 @@ def measure(folder: Path, multi30k: Path) -> dict[str, Any]:
     }
 
 
-def _build(output: Path, sources: list[dict[str, Any]]) -> Dataset:
-    tree = {"output": str(output), "sources": sources, "dedup": None, "tokenizer": {"vocab_size": 8192}, "validation": {"fraction": 0.0}}
-    return build(validate(DataConfig, {**tree, "workers": 1}), quiet=True)
+def _build(output: Path, sources: list[dict[str, Any]], tokenizer: dict[str, Any] | None = None) -> Dataset:
+    tree = {"output": str(output), "sources": sources, "dedup": None, "validation": {"fraction": 0.0}, "workers": 1}
+    return build(validate(DataConfig, {**tree, "tokenizer": tokenizer or {"vocab_size": 8192}}), quiet=True)
 
 
 def _documents(source: TokenSource) -> dict[str, Any]:
@@ -90,17 +97,26 @@ def _documents(source: TokenSource) -> dict[str, Any]:
     plan, lengths = source.plan(S, "best_fit"), source.lengths()
     pieces = np.concatenate([plan.pieces(row) for row in range(plan.num_rows)])
     whole = np.bincount(pieces["document"], minlength=lengths.size)
+    rests = np.sort(lengths % S)[::-1].astype(np.int64)
+    rests = rests[rests > 0]
     return {
         "documents": source.num_documents,
         "megabytes": round(source.text_bytes / 1e6, 2),
         "tokens": source.num_tokens,
         "rows": plan.num_rows,
+        "rows_at_least": _rows_at_least(lengths),
+        "rows_by_best_fit_alone": int((lengths // S).sum()) + best_fit_decreasing(rests, S)[1],
         "padding_percent": round(100 * plan.num_padding_tokens / (plan.num_rows * S), 4),
         "padding_of_whole_rows_percent": round(100 * (-source.num_tokens % S) / (plan.num_rows * S), 4),
         "documents_not_longer_than_a_row_that_were_cut": int((whole[lengths <= S] > 1).sum()),
         "plan_mb_s": round(source.text_bytes / 1e6 / plan_s, 1),
         "plan_documents_s": round(source.num_documents / plan_s),
     }
+
+
+def _rows_at_least(lengths: np.ndarray) -> int:
+    """Where no document is cut that needn't be: whole rows of long ones, and what is left of all of them."""
+    return int((lengths // S).sum()) - (-int((lengths % S).sum()) // S)
 
 
 def _pairs(dataset: Dataset) -> dict[str, Any]:

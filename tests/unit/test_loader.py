@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from data_pipeline.errors import ConfigError, DataError
 from data_pipeline.loader import NO_TARGET, Phase, Prefetcher, Row, RowSource, batch_id, row_digest
+from data_pipeline.packing import PLAN_VERSIONS
 from tests.data_fixtures import tiny_dataset
 from tests.paths import ROOT
 
@@ -88,6 +90,17 @@ def test_b030_b031_segments_begin_where_pieces_do(tmp_path: Path) -> None:
     assert row.num_targets == 8
     with pytest.raises(ValueError, match="read-only"):
         row.targets[0] = 0
+
+
+def test_b023_an_id_outside_the_vocabulary_is_named_before_it_is_in_a_row(tmp_path: Path) -> None:
+    """The ids of a row's pieces are looked at together; which one it is, and where, is said all the same."""
+    dataset = tiny_dataset(tmp_path, [[7, 8], [3]], vocab=10, num_validation=0)
+    rows = open_rows(dataset, sequence_length=8)
+    (source,) = dataset.sources
+    source._vocabulary = replace(source._vocabulary, size=8)
+    source.shards[0].meta["vocab_size"] = 8
+    with pytest.raises(DataError, match=r"token 1 is id 8, but the vocabulary has ids 0 to 7"):
+        rows[0]
 
 
 def test_target_bytes_count_the_text_and_not_its_end(tmp_path: Path) -> None:
@@ -212,12 +225,13 @@ def test_the_digest_is_as_documented(tmp_path: Path) -> None:
 
 
 def test_data_order_never_changes_between_versions(tmp_path: Path) -> None:
-    """Golden batch ids (invariant 11), made when the format was set; change them only with the format versions."""
+    """Golden batch ids (invariant 11), made when the format was set; change them only with the format versions. Plans say theirs."""
     dataset = tiny_dataset(tmp_path, numbered(50), vocab=2000, num_validation=0)
     got = {}
     for packing in ("concat", "best_fit"):
         rows = open_rows(dataset, packing=packing, seed=1234)
         got[packing] = batch_id([row_digest(rows[s]) for s in range(100)])
+        assert rows.identity["packing_version"] == PLAN_VERSIONS[rows.packing] == {"concat": 1, "best_fit": 2}[packing]
     assert got == GOLDEN
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.binpack import best_fit_decreasing
-from data_pipeline.packing import Method, plan_rows
+from data_pipeline.packing import PLAN_VERSIONS, Method, plan_rows
 from data_pipeline.plans import Plan, PlanKey, make_plan, open_plan
 
 
@@ -115,6 +115,14 @@ def test_a_plan_is_used_only_for_the_data_that_it_was_made_for(tmp_path: Path, m
     assert key.file_name == f"web-S16-{method}.plan"
     for change in ({"source_hash": "t" * 64}, {"manifest_hash": "n" * 64}, {"sequence_length": 8}, {"split": "validation"}):
         assert open_plan(tmp_path, PlanKey(**{**key.__dict__, **change})) is None
+
+
+def test_a_plan_of_an_earlier_version_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one of a method that has not changed is kept."""
+    for method in ("concat", "best_fit"):
+        make_plan(tmp_path, key_for(method, 16), np.array([5, 3, 9, 40, 2]))
+    monkeypatch.setitem(PLAN_VERSIONS, "best_fit", PLAN_VERSIONS["best_fit"] + 1)
+    assert open_plan(tmp_path, key_for("concat", 16)) is not None and open_plan(tmp_path, key_for("best_fit", 16)) is None
 
 
 def test_plans_are_byte_identical_each_time(tmp_path: Path) -> None:

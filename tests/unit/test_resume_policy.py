@@ -16,7 +16,7 @@ from launcher.resume_policy import changed_meaning, identity, recorded_changes, 
 from megatron_lite.checkpoint.huggingface.llama import LLAMA
 from megatron_lite.checkpoint.manifest import RunState
 
-ROWS = {"sources": [[{"name": "web", "hash": "a" * 64}]], "tokenizer_hash": "t" * 64}
+ROWS = {"sources": [[{"name": "web", "hash": "a" * 64}]], "tokenizer_hash": "t" * 64, "packing_version": 2}
 
 
 def config_of(**sections: dict[str, Any]) -> RunConfig:
@@ -66,6 +66,16 @@ def test_another_tokenizer_is_a_fault_and_other_tokens_are_other_data() -> None:
         require_same_run(
             state_of(config_of()), identity(config_of(), {**ROWS, "sources": [[{"name": "web", "hash": "b" * 64}]]}), folder="runs/x"
         )
+
+
+def test_rows_packed_otherwise_are_other_data() -> None:
+    """Invariant 11: a run that an earlier program began never meets another order of rows. What it kept has no version, which is 1."""
+    first = identity(config_of(), {**ROWS, "packing_version": 1})
+    assert "packing_version" not in first["data_identity"]
+    began = RunState(step=4, samples=64, tokens=9000, global_batch_size=16, **first)
+    require_same_run(began, identity(config_of(), {**ROWS, "packing_version": 1}), folder="runs/x")
+    with pytest.raises(DataError, match=r"packing version 1, this program makes version 2 .*\. Use the program that began the run"):
+        require_same_run(began, identity(config_of(), ROWS), folder="runs/x")
 
 
 # Key -> another value. With the first ones tensors have other names or shapes, which loading finds.

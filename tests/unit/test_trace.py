@@ -14,6 +14,7 @@ from data_pipeline.build import build
 from data_pipeline.dataset import Dataset
 from data_pipeline.errors import ConfigError, DataError
 from data_pipeline.loader import NO_TARGET, RowSource
+from data_pipeline.packing import PLAN_VERSIONS
 from data_pipeline.trace import find_document, samples_of, trace
 from launcher.commands.data import _rows as rows_of
 from launcher.commands.data import trace as trace_command
@@ -131,6 +132,18 @@ def test_a_step_of_a_run_is_traced_under_the_batch_size_that_it_had(run: Path, c
     assert (seeded.sample(5, 1), seeded.place(11), seeded.place(9)) == (11, (5, 1), None)
     with pytest.raises(ConfigError, match=r"--step: got 4, wanted a step that this run did: 5 or later"):
         seeded.sample(4, 0)
+
+
+def test_a_run_whose_rows_were_packed_otherwise_is_not_traced(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it trained on can't be told by a program that packs other documents together."""
+    event: dict[str, Any] = {"event": "mixture", "step": 7, "phases": [{"from_sample": 0, "weights": [0.5, 0.5]}]}
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps({**event, "packing_version": PLAN_VERSIONS["best_fit"]}) + "\n")
+    assert traced(capsys, run, sample=0)
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    with pytest.raises(DataError, match="trained on rows of packing version 1, this program makes version"):
+        trace_command(run, sample=0)
 
 
 def test_a_document_of_any_dataset_of_a_mixture_is_found_where_it_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
