@@ -29,6 +29,12 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "gemma2 layers": GEMMA2,
     "neox layers": NEOX,
     "gptj layers": GPTJ,
+    "logits scaled and capped": {
+        "embedding_multiplier": "sqrt_hidden_size",
+        "logit_scale": 4.0,
+        "final_logit_softcapping": 5.0,
+        "tie_word_embeddings": True,
+    },
     "small steps": {"residual": {"step_size": "inverse_sqrt_layers"}},
     "none": {"position": {"type": "none"}},
     "sinusoidal": {"position": {"type": "sinusoidal"}},
@@ -56,6 +62,25 @@ VARIATIONS: dict[str, dict[str, Any]] = {
         "attention": {"scale": "cosine", "logit_softcapping": 3.0, "sliding_window": 6, "global_every": 2, "sinks": True},
     },
     "llama3": {"rope": {"partial_rotary_factor": 0.5, "scaling": {"type": "llama3", **SCALED}}},
+}
+# Those that are proved in tests/proofs alone.
+MORE: dict[str, dict[str, Any]] = {
+    "layer_norm without bias, zero-centred": {"norm": {"type": "layer_norm", "zero_centred": True}},
+    "sandwich of layer_norm": {"norm": {"type": "layer_norm", "bias": True, "placement": "sandwich"}},
+    "post rms_norm, biases": {"norm": {"placement": "post"}, "mlp": {"bias": True}},
+    "parallel, one norm, sandwich": {"norm": {"placement": "sandwich"}, "residual": {"parallel": "one_norm"}},
+    "one learned step a layer": {"residual": {"step_size": 0.5, "learned_step_size": "layer"}},
+    "learned steps a branch": {"residual": {"step_size": "inverse_sqrt_layers", "learned_step_size": "branch"}},
+    **{f"{name}, gated": {"mlp": {"activation": name}} for name in ("gelu", "gelu_pytorch_tanh", "relu")},
+    **{f"{name}, no gate": {"mlp": {"activation": name, "gated": False, "bias": True}} for name in ("silu", "gelu", "relu2")},
+    "small init": {"init": {"scheme": "small"}},
+    "xavier, embeddings times the root of the width": {
+        "init": {"scheme": "xavier_uniform", "scaled_residual": False},
+        "embedding_multiplier": "sqrt_hidden_size",
+    },
+    "zero residual": {"init": {"zero_residual": True}},
+    "mup": {"mup": {"base_hidden_size": 16}},
+    "label smoothing, z-loss": {"vocab_size": 90},
 }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 # name -> module with prove(folder) -> bool, which writes name.md
 PROOFS = {
     "parity": "tests.proofs.prove_parity",
+    "variations": "tests.proofs.prove_variations",
     "resume": "tests.proofs.prove_resume",
     "hostile": "tests.proofs.prove_hostile",
     "data-kills": "tests.proofs.prove_data_kills",
