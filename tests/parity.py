@@ -20,6 +20,7 @@ import torch
 from data_pipeline.pair_rows import PairRow, assemble_pairs, pair_row_digest
 from data_pipeline.rows import Row, assemble, batch_id, row_digest
 from launcher.batches import Batches, gather_batch_id
+from megatron_lite.attention_config import AttentionConfig, PositionConfig
 from megatron_lite.block_config import MLPConfig, NormConfig, ResidualConfig
 from megatron_lite.checkpoint.slices import logical_slices
 from megatron_lite.config import LossConfig, OptimizerConfig, ParallelConfig, TrainingConfig
@@ -60,6 +61,21 @@ MODELS = {
             "embedding_multiplier": "sqrt_hidden_size",
             "final_logit_softcapping": 20.0,
             "mup": MupConfig(base_hidden_size=32),
+        }
+    ),
+    "scores": _BASE.model_copy(
+        update={
+            "position": PositionConfig(type="t5", relative_attention_num_buckets=8, relative_attention_max_distance=16),
+            "attention": AttentionConfig(
+                scale="temperature",
+                qk_norm="rms_norm",
+                logit_softcapping=10.0,
+                sliding_window=12,
+                global_every=2,
+                sinks=True,
+                qkv_bias=True,
+                o_bias=True,
+            ),
         }
     ),
     "tiny-vocabulary": _BASE.model_copy(update={"vocab_size": 9}),  # at tp 4 the last rank holds padding only

@@ -35,6 +35,8 @@ COVERING = [
     Case(tp=4, stage=1, large_kernels=True, model="mqa"),
     Case(tp=2, dp=2, stage=1, sequence_parallel=True, model="2017", dropout=0.1),
     Case(tp=2, stage=3, accumulation=4, model="2017"),
+    Case(tp=2, stage=3, sequence_parallel=True, checkpointing="selective", model="scores"),
+    Case(tp=4, stage=1, model="scores"),
 ]
 
 PAIRS = [

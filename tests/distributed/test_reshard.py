@@ -53,7 +53,7 @@ PAIRS = [  # each once as source and once as target; models and dropout in turn
         [
             {"model": model, "dropout": dropout}
             for _ in range(6)
-            for model, dropout in (("gqa", 0.1), ("mqa", 0.0), ("2017", 0.0), ("mqa", 0.1))
+            for model, dropout in (("gqa", 0.1), ("mqa", 0.0), ("2017", 0.0), ("scores", 0.0))
         ],
         strict=False,
     )
