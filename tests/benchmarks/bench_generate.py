@@ -1,8 +1,8 @@
 """Decoding with a cache beside `transformers.generate` on the same weights, in turns, and the time a token up to the end of the context, as
-JSON: `python -m tests.benchmarks.bench_generate [--write] [--threads N] [--rounds N] [--only NAME]`. Greedy, fp32, prompts of equal
-length; a round is one call of generate on each side. Ratios are medians over rounds, theirs over ours, of wall and of processor time, and the ratio of the least of each. The
-answers must be the same tokens. `flat` is the time of the last 64 tokens of the context over that of the first 64 after a short prompt, the
-least of a few runs of each."""
+JSON: `python -m tests.benchmarks.bench_generate [--write] [--threads N] [--rounds N] [--only NAME] [--flat-only]`. Greedy, fp32, prompts of
+equal length; a round is one call of generate on each side, and the answers must be the same tokens. Ratios are theirs over ours: medians over
+rounds, of wall and of processor time, and that of the least of each. `flat` is the least processor time a token over the last 64 tokens of the
+context, over that of the first 64 after a short prompt; `flat_median` is the median of the ratios of one round each."""
 
 from __future__ import annotations
 
@@ -62,27 +62,28 @@ def beside_transformers(name: str, folder: Path, config: ModelConfig, *, python:
     return found
 
 
-def flatness(folder: Path, config: ModelConfig, *, runs: int) -> dict[str, Any]:
-    """Milliseconds a token of the first and the last WINDOW of the context, after a prompt of 4."""
+def flatness(folder: Path, config: ModelConfig, *, rounds: int) -> dict[str, Any]:
+    """Milliseconds a token, over WINDOW tokens after prompts of growing length, the last window ending where the context does."""
     model, context = opened(folder), config.max_position_embeddings
-    windows: list[list[float]] = []
-    for _ in range(runs):
-        ends: list[float] = []
-        generate(
-            model,
-            [[1, 2, 3, 4]],
-            max_new_tokens=context,
-            sampling=SamplingOptions(temperature=0),
-            on_token=lambda _, __, ends=ends: ends.append(time.process_time()),  # type: ignore[misc]
-        )
-        windows.append([(ends[last] - ends[last - WINDOW]) / WINDOW * 1e3 for last in range(WINDOW, len(ends), WINDOW)])
-    least = [min(times) for times in zip(*windows)]
+    lengths = [4, context // 4, context // 2, 3 * context // 4, context - WINDOW]
+    times: dict[int, list[float]] = {length: [] for length in lengths}
+    for _ in range(rounds):
+        for length in lengths:
+            ends: list[float] = []
+            generate(
+                model,
+                [list(range(length))],
+                max_new_tokens=WINDOW + 1,
+                sampling=SamplingOptions(temperature=0),
+                on_token=lambda _, __, ends=ends: ends.append(time.process_time()),  # type: ignore[misc]
+            )
+            times[length].append((ends[-1] - ends[0]) / (len(ends) - 1) * 1e3)
+    least = {length: round(min(found), 2) for length, found in times.items()}
     return {
         "context": context,
-        "first_ms": round(least[0], 2),
-        "last_ms": round(least[-1], 2),
-        "flat": round(least[-1] / least[0], 3),
-        "windows_ms": [round(ms, 2) for ms in least],
+        "ms_a_token_after": least,
+        "flat": round(min(times[lengths[-1]]) / min(times[4]), 3),
+        "flat_median": round(median_ratio(times[lengths[-1]], times[4]), 3),
     }
 
 
@@ -90,8 +91,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"into {RESULTS.name}")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--flat-only", action="store_true", help="leave the turns as they were")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--only", choices=MODELS, action="append", help="a model; may be repeated")
+    parser.add_argument("--only", choices=MODELS, action="append", help="a model, may be repeated; the others' results stay")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     python = make_peer("transformers", Path(tempfile.gettempdir()))
@@ -102,16 +104,21 @@ def main() -> None:
         "beside": [],
     }
     result |= {"command": "python -m tests.benchmarks.bench_generate --write", "prompt_tokens": PROMPT, "new_tokens": NEW, "flat": {}}
-    for name, config in MODELS.items():
-        if arguments.only and name not in arguments.only:
-            continue
+    asked = arguments.only or list(MODELS)
+    if (arguments.only or arguments.flat_only) and RESULTS.exists():
+        before = json.loads(RESULTS.read_text())
+        result["beside"] = [row for row in before["beside"] if arguments.flat_only or row["model"] not in asked]
+        result["flat"] = {name: row for name, row in before["flat"].items() if name not in asked}
+    for name in asked:
+        config = MODELS[name]
         with tempfile.TemporaryDirectory() as place:
             folder = export(checkpoint(Path(place) / "checkpoints", trained(config, noise=0.02)), Path(place) / "hf")
             options = {"python": python, "threads": arguments.threads, "rounds": arguments.rounds}
-            rows = beside_transformers(name, folder, config, **options)  # type: ignore[arg-type]
-            result["beside"] += [{**row, "parameters": num_parameters(config)} for row in rows]
-            result["flat"][name] = flatness(folder, config, runs=2 if num_parameters(config) > 1e8 else 5)
-            print(name, {key: value for key, value in result["flat"][name].items() if key != "windows_ms"}, flush=True)
+            if not arguments.flat_only:
+                rows = beside_transformers(name, folder, config, **options)  # type: ignore[arg-type]
+                result["beside"] += [{**row, "parameters": num_parameters(config)} for row in rows]
+            result["flat"][name] = flatness(folder, config, rounds=5 if num_parameters(config) > 1e8 else 15)
+            print(name, result["flat"][name], flush=True)
     if arguments.write:
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 
