@@ -87,6 +87,8 @@ def describe_attention(model: ModelConfig, training: TrainingConfig, *, document
     if not document_mask:
         return "attention by SDPA"
     dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+    if model.family == "seq2seq" and device.type == "cpu":
+        return "attention by SDPA, pairs of a row kept apart by masks"
     choice = choose_kernel(training.document_kernel, device=device, dtype=dtype, head_size=model.head_size)
     return f"attention by SDPA, in rows of several documents by {choice}"
 

@@ -25,6 +25,7 @@ class RankShape:
     micro_batch_size: int
     sequence_length: int
     pieces: bool = False  # attention goes document by document
+    masked: bool = False  # attention takes a mask of all pairs of tokens
     on_cpu: bool = True
     plain_loss: bool = True  # logits are products as they are, and nothing is optimised besides
 
@@ -37,7 +38,7 @@ class RankShape:
         """Whether attention goes tile by tile: layers/tiled_attention.py, on few threads."""
         scores = tile_scores(self.heads // self.kv_heads, self.sequence_length)
         plain = not self.written_out and self.model.position.type != "alibi"
-        return self.on_cpu and plain and scores >= LEAST_TILE_SCORES
+        return self.on_cpu and plain and not self.masked and scores >= LEAST_TILE_SCORES
 
     @property
     def written_out(self) -> bool:
@@ -121,6 +122,7 @@ def saved_by_core(shape: RankShape) -> dict[str, int]:
             "rotated q and k": shape.tokens * item * (heads + kv) * head if shape.copies_queries else 0,
             "log-sum-exp": shape.tokens * FP32 * heads,
             "window's mask": shape.sequence_length**2 * item if shape.windowed else 0,
+            "mask": shape.tokens * shape.sequence_length * item if shape.masked else 0,
         }
     pairs = shape.tokens * shape.sequence_length * heads  # in fp32, keys and values repeated for their queries
     attention, dropped = shape.model.attention, shape.model.attention_dropout > 0
@@ -130,7 +132,7 @@ def saved_by_core(shape: RankShape) -> dict[str, int]:
         "probabilities": FP32 * (pairs + (shape.tokens * heads if attention.sinks else 0)),
         "dropped probabilities": FP32 * pairs if dropped else 0,
         "dropout mask": pairs if dropped else 0,
-        "causal mask": shape.sequence_length**2,
+        "causal mask": 0 if shape.masked else shape.sequence_length**2,
     }
 
 

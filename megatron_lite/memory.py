@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megatron_lite.activations import FP32, backward_of_layer, logits_bytes, rank_shape, saved_by_layer, saved_outside_layers
+from megatron_lite.activations_seq2seq import Sides, most_in_flight, saved_by_decoder_layer, saved_by_layers, saved_outside
 from megatron_lite.config import ParallelConfig, TrainingConfig
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.sizes import largest_local_parameter, num_local_parameters
@@ -114,10 +115,21 @@ def memory(
     shape = rank_shape(model, training, parallel, micro_batch_size=micro_batch_size, pieces=document_mask and on_cpu, on_cpu=on_cpu)
     accumulates = training.global_batch_size // dp > micro_batch_size
     state = _state(model, training, parallel, dp=dp, buckets=buckets, accumulates=accumulates)
-    outside = sum(saved_outside_layers(shape).values())
-    layer = sum(saved_by_layer(shape, "none").values())
-    kept = sum(saved_by_layer(shape, training.activation_checkpointing).values())
-    in_flight = backward_of_layer(shape)
+    if model.family == "seq2seq":
+        sides = Sides.of(shape, training.encoder_length)
+        outside = sum(saved_outside(sides).values())
+        layer = saved_by_decoder_layer(sides, "none")
+        kept, kept_by_all = (
+            saved_by_decoder_layer(sides, training.activation_checkpointing),
+            saved_by_layers(sides, training.activation_checkpointing),
+        )
+        in_flight = most_in_flight(sides)
+    else:
+        outside = sum(saved_outside_layers(shape).values())
+        layer = sum(saved_by_layer(shape, "none").values())
+        kept = sum(saved_by_layer(shape, training.activation_checkpointing).values())
+        kept_by_all = kept * model.num_hidden_layers
+        in_flight = backward_of_layer(shape)
     runtime = _RUNTIME_BYTES["zero" if parallel.zero_stage else training.engine]
     runtime += _BF16_KERNEL_BYTES if training.precision == "bf16" else 0
     always = {
@@ -130,7 +142,7 @@ def memory(
         "loss": {
             **always,
             **(state.next_forward if accumulates else state.first_forward),
-            "activations": kept * model.num_hidden_layers + outside + (last_layer if last_layer > logits else 0),
+            "activations": kept_by_all + outside + (last_layer if last_layer > logits else 0),
             "logits": logits if last_layer <= logits else 0,
         },
         "backward": {**always, **state.backward, "activations": layer + outside + in_flight},

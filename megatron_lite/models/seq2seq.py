@@ -85,6 +85,12 @@ class Seq2Seq(Decoder):
         numbers = torch.arange(len(samples), device=samples.device)
         return Memory(self._encoded(source, samples, None), mask, projected={}, sources=numbers)
 
+    def _document_mask(self, batch: Batch) -> AttentionMask:
+        """On CPU one mask for all pairs, unless something else is asked for: they are short, and a kernel's call for each costs more."""
+        if batch.segments is not None and batch.segments.device.type == "cpu" and self.document_kernel == "auto":
+            return AttentionMask.of_segments(batch.segments, kernel="blocks")
+        return super()._document_mask(batch)
+
     def _encoded(self, source: Source, samples: Tensor, key: DropoutKey | None) -> Tensor:
         """[B, S, D] on every tp rank, inside the tp region: gathered once for all layers."""
         tp, encoder = self.groups.tp, self.encoder

@@ -54,7 +54,10 @@ def traffic_of_a_step(extra: dict[str, Any], keys: dict[str, Any], parallel: dic
             setattr(dist, name, counted(function, COLLECTIVES[name], counts))
         engine = build_engine(config, training, OptimizerConfig(), layout, groups, seed=0, device=torch.device("cpu"))
         ids = np.random.default_rng(groups.dp.rank).integers(0, config.vocabulary, (2, 32))
-        batches = [Batch.from_rows(ids, ids, [[0]] * 2, range(2), document_mask=True)] * (training.global_batch_size // dp // 2)
+        batch = Batch.from_rows(ids, ids, [[0]] * 2, range(2), document_mask=True)
+        if config.family == "seq2seq":
+            batch = batch.with_source(ids[:, : training.encoder_length], [[0]] * 2)
+        batches = [batch] * (training.global_batch_size // dp // 2)
         train_step(engine, batches, step=1, lr=1e-3, seed=0)
         counts.clear()
         train_step(engine, batches, step=2, lr=1e-3, seed=0)
@@ -69,6 +72,8 @@ def training_of(keys: dict[str, Any]) -> TrainingConfig:
 
 
 TORCH = {"engine": "torch"}
+PAIRS = {"family": "seq2seq", "num_key_value_heads": 1, "encoder": {"num_hidden_layers": 2}}
+TORCH_PAIRS = {**TORCH, "source_length": 24}
 
 
 @pytest.mark.parametrize(
@@ -81,6 +86,8 @@ TORCH = {"engine": "torch"}
         ({}, {**TORCH, "activation_checkpointing": "selective"}, {"zero_stage": 0, "tp": 2}, 1),
         ({"num_key_value_heads": 1}, {**TORCH, "precision": "bf16"}, {"zero_stage": 0, "tp": 2}, 1),
         ({"num_key_value_heads": 1}, {**TORCH, "activation_checkpointing": "full"}, {"zero_stage": 0, "tp": 2}, 1),
+        (PAIRS, TORCH_PAIRS, {"zero_stage": 0, "tp": 2}, 1),
+        (PAIRS, {**TORCH_PAIRS, "activation_checkpointing": "full"}, {"zero_stage": 0, "tp": 2, "sequence_parallel": True}, 1),
         ({}, {**TORCH, "global_batch_size": 8}, {"zero_stage": 0}, 2),
         ({}, {"global_batch_size": 8}, {"zero_stage": 1}, 2),
         ({}, {"global_batch_size": 8}, {"zero_stage": 2}, 2),

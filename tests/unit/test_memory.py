@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from megatron_lite.activations import rank_shape, saved_by_layer, saved_by_loss, saved_outside_layers
+from megatron_lite.activations_seq2seq import Sides, saved_by_layers, saved_outside
 from megatron_lite.config import ParallelConfig, TrainingConfig
 from megatron_lite.layers import tiled_attention
 from megatron_lite.memory import Buckets, memory
@@ -42,6 +43,8 @@ def kept_by_autograd(config: ModelConfig, training: TrainingConfig, *, pieces: i
     ids = np.random.default_rng(0).integers(0, config.vocabulary, (ROWS, length))
     starts = [list(range(0, length, length // pieces))] * ROWS
     batch = Batch.from_rows(ids, ids, starts, range(ROWS), document_mask=True)
+    if config.family == "seq2seq":
+        batch = batch.with_source(ids[:, : training.encoder_length], [[0, 9]] * ROWS)
     kept: dict[int, int] = {}
     alive = []  # storages must not be freed and their addresses used again while we count
 
@@ -117,6 +120,23 @@ VARIATIONS: list[dict[str, Any]] = [
 def test_activations_of_variations(precision: Any, extra: dict[str, Any]) -> None:
     config, training = ModelConfig(**{**MODEL, **extra}), TrainingConfig(steps=1, sequence_length=LENGTH, precision=precision)
     assert planned_activations(config, training) == pytest.approx(kept_by_autograd(config, training), rel=0.02)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("extra", [{}, {"hidden_dropout": 0.1, "num_key_value_heads": 1}, {"attention_dropout": 0.1}], ids=str)
+def test_activations_of_an_encoder_decoder(precision: Any, checkpointing: Any, extra: dict[str, Any]) -> None:
+    """If this fails, correct megatron_lite/activations_seq2seq.py."""
+    config = ModelConfig(**{**MODEL, "family": "seq2seq", "encoder": {"num_hidden_layers": 2}, **extra})
+    training = TrainingConfig(
+        steps=1, sequence_length=LENGTH, source_length=24, precision=precision, activation_checkpointing=checkpointing
+    )
+    sides = Sides.of(rank_shape(config, training, ParallelConfig(), micro_batch_size=ROWS), 24)
+    outside = saved_outside(sides)
+    if checkpointing == "full":  # these are held by the checkpoints, not by autograd
+        outside = {name: count for name, count in outside.items() if not name.startswith(("rotation", "memory", "masks"))}
+    planned = saved_by_layers(sides, checkpointing) + sum(outside.values()) + sum(saved_by_loss(sides.target).values())
+    assert planned == pytest.approx(kept_by_autograd(config, training, pieces=4), rel=0.02)
 
 
 def test_tiles_are_the_kernels() -> None:
