@@ -41,7 +41,6 @@ COVERING = [
 
 PAIRS = [
     Case(tp=2, stage=1, sequence_parallel=True, model="seq2seq", dropout=0.1, accumulation=4),
-    Case(tp=2, stage=None, model="seq2seq-apart", checkpointing="selective"),
     Case(tp=2, dp=2, stage=3, model="seq2seq-apart", checkpointing="full", dropout=0.1),
 ]
 

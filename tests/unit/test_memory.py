@@ -122,9 +122,16 @@ def test_activations_of_variations(precision: Any, extra: dict[str, Any]) -> Non
     assert planned_activations(config, training) == pytest.approx(kept_by_autograd(config, training), rel=0.02)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
-@pytest.mark.parametrize("extra", [{}, {"hidden_dropout": 0.1, "num_key_value_heads": 1}, {"attention_dropout": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    ("precision", "checkpointing", "extra"),
+    [
+        ("fp32", "none", {"hidden_dropout": 0.1, "num_key_value_heads": 1}),
+        ("bf16", "none", {"norm": {"type": "layer_norm", "bias": True, "placement": "post"}, "position": {"type": "sinusoidal"}}),
+        ("bf16", "none", {"attention_dropout": 0.1}),
+        ("fp32", "selective", {"attention_dropout": 0.1}),
+        ("bf16", "full", {"hidden_dropout": 0.1}),
+    ],
+)
 def test_activations_of_an_encoder_decoder(precision: Any, checkpointing: Any, extra: dict[str, Any]) -> None:
     """If this fails, correct megatron_lite/activations_seq2seq.py."""
     config = ModelConfig(**{**MODEL, "family": "seq2seq", "encoder": {"num_hidden_layers": 2}, **extra})

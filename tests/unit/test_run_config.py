@@ -49,6 +49,19 @@ def test_model_may_be_a_file_and_is_overridden_key_by_key(config_file: Path) -> 
     assert (config.model.hidden_size, config.model.num_key_value_heads) == (64, 2)
 
 
+def test_what_an_encoder_decoder_has_no_choice_in(config_file: Path) -> None:
+    """Keys of documents and of pairs that can't go together, each named once with what helps."""
+    pairs = ("model.family=seq2seq", "training.sequence_length=64")
+    found = faults(config_file, *pairs, "data.packing=concat", "data.document_mask=false", "training.source_length=4096")
+    assert set(found) == {"data.packing", "data.document_mask", "training.source_length"}
+    cut = ("parallel.tp=2", "parallel.sequence_parallel=true", "training.source_length=33")
+    assert set(faults(config_file, *pairs, *cut, world_size=2)) == {"training.source_length"}
+    found = faults(config_file, "training.source_length=64", "model.encoder.share_embedding=false")
+    assert set(found) == {"model.encoder", "training.source_length"} and all(
+        "set model.family: seq2seq" in each or "set family" in each for each in found.values()
+    )
+
+
 def test_faults_of_all_sections_and_across_them_come_together(config_file: Path) -> None:
     found = faults(config_file, "run.nam=y", "logging.wandb.mode=of", "training.global_batch_size=5", "parallel.tp=2", world_size=4)
     assert set(found) == {"run.nam", "logging.wandb.mode", "training.global_batch_size"}

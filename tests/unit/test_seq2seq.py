@@ -35,8 +35,8 @@ TINY: dict[str, Any] = {
     "intermediate_size": 48,
     "max_position_embeddings": 16,
 }
-VARIANTS = [
-    {"tie_word_embeddings": True},  # one matrix for source, target and output, as in the 2017 paper
+VARIANTS: list[dict[str, Any]] = [
+    {"tie_word_embeddings": True},  # one matrix for source, target and output
     {"encoder": {"num_hidden_layers": 1, "share_embedding": False}, "tie_word_embeddings": True, "num_key_value_heads": 1},
     {"encoder": {"share_embedding": False}, "position": {"type": "learned"}},
     {"position": {"type": "t5", "relative_attention_num_buckets": 8, "relative_attention_max_distance": 9}, "attention": {"scale": 1.0}},
@@ -84,11 +84,10 @@ def batch_of(rows: list[reference.Row]) -> Batch:
     return batch.with_source(np.stack([row.source for row in rows if row.source is not None]), [row.source_starts for row in rows])
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize(
-    "extra",
-    VARIANTS,
-    ids=["one-matrix", "two-matrices", "three-matrices, learned positions", "t5", "alibi", "cosine", "2017", "sandwich, learned steps"],
+    ("extra", "dropout"),
+    zip(VARIANTS, [0.0, *[0.2] * 7]),
+    ids=["one", "two", "three, learned", "t5", "alibi", "cosine", "2017", "sandwich, learned steps"],
 )
 def test_equals_the_plain_model(extra: dict[str, Any], dropout: float) -> None:
     """Loss, logits and every logical gradient, dropout included; and the number of parameters."""
