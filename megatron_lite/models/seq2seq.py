@@ -85,11 +85,11 @@ class Seq2Seq(Decoder):
         numbers = torch.arange(len(samples), device=samples.device)
         return Memory(self._encoded(source, samples, None), mask, projected={}, sources=numbers)
 
-    def _document_mask(self, batch: Batch) -> AttentionMask:
+    def _document_mask(self, batch: Batch, window: int | None) -> AttentionMask:
         """On CPU one mask for all pairs, unless something else is asked for: they are short, and a kernel's call for each costs more."""
         if batch.segments is not None and batch.segments.device.type == "cpu" and self.document_kernel == "auto":
-            return AttentionMask.of_segments(batch.segments, kernel="blocks")
-        return super()._document_mask(batch)
+            return AttentionMask.of_segments(batch.segments, kernel="blocks", window=window)
+        return super()._document_mask(batch, window)
 
     def _encoded(self, source: Source, samples: Tensor, key: DropoutKey | None) -> Tensor:
         """[B, S, D] on every tp rank, inside the tp region: gathered once for all layers."""

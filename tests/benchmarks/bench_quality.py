@@ -134,11 +134,11 @@ def run_peer(python: Path, options: argparse.Namespace, seed: int) -> dict[str, 
     return {"loss": answer["loss"], "train_s": answer["train_s"], **times}
 
 
-def timed(command: list[str], *, threads: int) -> tuple[dict[str, Any], dict[str, float]]:
+def timed(command: list[str], *, threads: int, timeout_s: float = 1800) -> tuple[dict[str, Any], dict[str, float]]:
     """The JSON object on the command's last line, if it is one, and its times."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT), "WANDB_MODE": "disabled"}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     if finished.returncode != 0:
         sys.exit(f"{command} failed:\n{finished.stdout[-2000:]}\n{finished.stderr[-3000:]}")
