@@ -21,7 +21,8 @@ from data_pipeline.pair_steps import OnBothSides
 from data_pipeline.pii import Pii
 from data_pipeline.pool import Report, Workers
 from data_pipeline.progress import Progress
-from data_pipeline.read import count_read, dataset_name, read_dataset, read_file
+from data_pipeline.read import count_read, read_file
+from data_pipeline.read_huggingface import dataset_name, read_dataset
 from data_pipeline.read_pairs import read_dataset_fields, read_fields, read_lines
 from data_pipeline.records import Rejected
 from data_pipeline.step import Ledger, Step

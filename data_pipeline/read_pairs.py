@@ -21,9 +21,9 @@ from data_pipeline.read import (
     format_of,
     json_object,
     read_parquet,
-    records_of_dataset,
     without_surrogates,
 )
+from data_pipeline.read_huggingface import records_of_dataset
 from data_pipeline.records import Rejected, Text, lines
 
 SIDES = ("source", "target")

@@ -27,7 +27,7 @@ MEGATRON_ORDER = [
 DATA_ORDER = [
     ("document", "storage", "streams", "records", "step", "pool", "blockfile", "words", "document_index"),
     ("store",),
-    ("read", "normalise", "filters", "dedup", "pii", "language"),
+    ("read", "read_huggingface", "normalise", "filters", "dedup", "pii", "language"),
     ("shards", "packing", "plans", "manifest"),
     ("dataset",),
     ("mixture", "loader", "earlier", "interchange"),

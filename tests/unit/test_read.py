@@ -15,7 +15,8 @@ import zstandard
 from data_pipeline.document import Document
 from data_pipeline.errors import DataError
 from data_pipeline.normalise import Normalise, NormaliseConfig
-from data_pipeline.read import Rejected, count_read, format_of, read_dataset, read_file
+from data_pipeline.read import Rejected, count_read, format_of, read_file
+from data_pipeline.read_huggingface import read_dataset
 from data_pipeline.step import Ledger
 
 
