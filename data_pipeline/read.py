@@ -37,8 +37,10 @@ class Fielded:
 
 @dataclass(slots=True)
 class ReadOptions:
-    """How to take documents out of a file. `notes` counts what was repaired in documents that were kept. `raw_field`: of parquet, the
-    one of `fields` that must be there and comes as bytes, before anyone decodes it."""
+    """How to take documents out of a file. `format` is a key of FORMATS, or auto: by the file's name. `notes` counts what was repaired
+    in documents that were kept: bom_stripped, surrogates_replaced, and with `invalid_utf8` "replace" invalid_utf8_replaced. `fields` of
+    a record go into the document's meta, under `fields`, None where it hasn't got them. `raw_field`: of parquet, the one of `fields`
+    that must be there and comes as bytes, before anyone decodes it."""
 
     text_field: str = "text"
     txt_documents: TxtDocuments = "file"
@@ -46,6 +48,10 @@ class ReadOptions:
     fields: Sequence[str] = ()
     invalid_utf8: InvalidUtf8 = "drop"
     raw_field: str | None = None
+    format: str = "auto"
+
+    def format_of(self, path: str) -> str:
+        return format_of(path) if self.format == "auto" else self.format
 
     def decode(self, data: bytes, where: str) -> Text:
         return decode(data, where, replace=self.invalid_utf8 == "replace", notes=self.notes)
@@ -54,29 +60,15 @@ class ReadOptions:
 Records = Iterator[tuple[int, Text | Fielded]]  # record number from 1, and the text or why there is none
 
 
-def read_file(
-    path: str,
-    *,
-    source: str,
-    name: str | None = None,
-    format: str = "auto",
-    text_field: str = "text",
-    txt_documents: TxtDocuments = "file",
-    notes: Counter[str] | None = None,
-    fields: Sequence[str] = (),
-    invalid_utf8: InvalidUtf8 = "drop",
-) -> Iterator[Document | Rejected]:
+def read_file(path: str, options: ReadOptions | None = None, *, source: str, name: str | None = None) -> Iterator[Document | Rejected]:
     """Documents of one file, in order, with the records that are none.
 
-    `name` is the file's name relative to its root (default: its last part); ids are made of it. `format` is a key of
-    FORMATS, or auto: by the file's name. `notes` counts repairs: bom_stripped, surrogates_replaced, and with
-    `invalid_utf8` "replace" invalid_utf8_replaced. `fields` of a record go
-    into the document's meta, under `fields`, None where it hasn't got them.
+    `name` is the file's name relative to its root (default: its last part); ids are made of it.
     Raises DataError when the format can't be told or a parquet file has no such column.
     """
     name = Path(path).name if name is None else name
-    options = ReadOptions(text_field, txt_documents, Counter() if notes is None else notes, fields, invalid_utf8)
-    format = format_of(path) if format == "auto" else format
+    options = ReadOptions() if options is None else options
+    format = options.format_of(path)
     if format not in FORMATS:
         raise DataError(f"{path}: no reader for format {format!r}; there are auto, {', '.join(FORMATS)}")
     read = FORMATS[format]

@@ -2,63 +2,65 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.document import Document
 from data_pipeline.errors import DataError
-from data_pipeline.read import Fielded, document_of
+from data_pipeline.read import Fielded, ReadOptions, document_of
 from data_pipeline.records import Rejected
 
 
-def read_dataset(
-    path: str,
-    *,
-    source: str,
-    config_name: str | None = None,
-    split: str = "train",
-    text_field: str = "text",
-    streaming: bool = True,
-    revision: str | None = None,
-    notes: Counter[str] | None = None,
-    fields: Sequence[str] = (),
-) -> Iterator[Document | Rejected]:
-    """Documents of one split of a dataset: a name on the Hub (at a `revision`), a local folder of data files, or a folder from save_to_disk.
+@dataclass(frozen=True)
+class DatasetSplit:
+    """One split of a dataset: a name on the Hub (at a `revision`), a local folder of data files, or a folder from save_to_disk."""
+
+    path: str
+    config_name: str | None = None
+    split: str = "train"
+    streaming: bool = True
+    revision: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What ids and places are made of."""
+        return "/".join(filter(None, [Path(self.path).name if Path(self.path).is_dir() else self.path, self.config_name, self.split]))
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Raises DataError when it can't be loaded or has no such split."""
+        import datasets
+
+        try:
+            if Path(self.path, "state.json").is_file() or Path(self.path, "dataset_dict.json").is_file():
+                yield from _saved_split(datasets.load_from_disk(self.path), self.config_name, self.split)
+            else:
+                yield from datasets.load_dataset(
+                    self.path, self.config_name, split=self.split, streaming=self.streaming, revision=self.revision
+                )
+        except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+            what = f"dataset {self.path} (config {self.config_name}, split {self.split})"
+            raise DataError(f"can't read {what}: {error}") from error
+
+
+def read_dataset(dataset: DatasetSplit, options: ReadOptions | None = None, *, source: str) -> Iterator[Document | Rejected]:
+    """Documents of a split, in order, with the records that are none.
 
     Raises DataError when it can't be loaded, has no such split or no such column.
     """
-    name = dataset_name(path, config_name, split)
-    notes = Counter() if notes is None else notes
-    for number, record in enumerate(records_of_dataset(path, config_name, split, streaming, revision), start=1):
+    name = dataset.name
+    options = ReadOptions() if options is None else options
+    for number, record in enumerate(dataset.records(), start=1):
         where = f"{name}:{number}"
-        if text_field not in record:
-            raise DataError(f"dataset {name} has no column {text_field!r}; set text_field to one of: {', '.join(record)}")
-        text = record[text_field]
+        if options.text_field not in record:
+            raise DataError(f"dataset {name} has no column {options.text_field!r}; set text_field to one of: {', '.join(record)}")
+        text = record[options.text_field]
         if isinstance(text, str):
-            beside = {field: record.get(field) for field in fields}
-            yield document_of(Fielded(text, beside), source, name, number, where=where, notes=notes)
+            beside = {field: record.get(field) for field in options.fields}
+            yield document_of(Fielded(text, beside), source, name, number, where=where, notes=options.notes)
         else:
             yield Rejected("text_not_string", where, 0)
-
-
-def dataset_name(path: str, config_name: str | None, split: str) -> str:
-    """What ids and places are made of."""
-    return "/".join(filter(None, [Path(path).name if Path(path).is_dir() else path, config_name, split]))
-
-
-def records_of_dataset(path: str, config_name: str | None, split: str, streaming: bool, revision: str | None) -> Iterator[dict[str, Any]]:
-    """Raises DataError when it can't be loaded or has no such split."""
-    import datasets
-
-    try:
-        if Path(path, "state.json").is_file() or Path(path, "dataset_dict.json").is_file():
-            yield from _saved_split(datasets.load_from_disk(path), config_name, split)
-        else:
-            yield from datasets.load_dataset(path, config_name, split=split, streaming=streaming, revision=revision)
-    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"can't read dataset {path} (config {config_name}, split {split}): {error}") from error
 
 
 def _saved_split(saved: Any, config_name: str | None, split: str) -> Any:
