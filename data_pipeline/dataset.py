@@ -15,7 +15,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.manifest import Manifest, SourceEntry, read_manifest
 from data_pipeline.packing import Method
 from data_pipeline.pair_plans import PairPlan, PairPlanKey, make_pair_plan, open_pair_plan
-from data_pipeline.plans import Plan, PlanKey, make_plan, open_plan
+from data_pipeline.plans import Plan, PlanKey, SourceKey, make_plan, open_plan
 from data_pipeline.shards import Shard, Vocabulary, check_shards
 from data_pipeline.storage import is_url, sha256_file
 
@@ -111,17 +111,8 @@ class TokenSource:
 
     def plan(self, sequence_length: int, method: Method) -> Plan:
         """The packing plan; made and kept beside the shards where it is missing or of other data."""
-        key = PlanKey(
-            source=self.name,
-            split=self.split,
-            source_hash=self.hash,
-            manifest_hash=self._manifest_hash,
-            sequence_length=sequence_length,
-            method=method,
-        )
-        folder = self.folder / "packing"
-        if self.remote is not None:
-            self.remote.fetch_plan(key.file_name)
+        key = PlanKey(*self._hashed, sequence_length, method)
+        folder = self._plan_folder(key)
         return open_plan(folder, key) or make_plan(folder, key, self.lengths())
 
     def pair_lengths(self) -> tuple[np.ndarray, np.ndarray]:
@@ -132,11 +123,20 @@ class TokenSource:
 
     def pair_plan(self, source_length: int, target_length: int) -> PairPlan:
         """The packing plan of pairs, likewise."""
-        key = PairPlanKey(self.name, self.split, self.hash, self._manifest_hash, source_length, target_length)
-        folder = self.folder / "packing"
+        key = PairPlanKey(*self._hashed, source_length, target_length)
+        folder = self._plan_folder(key)
+        return open_pair_plan(folder, key) or make_pair_plan(folder, key, *self.pair_lengths())
+
+    @property
+    def _hashed(self) -> tuple[str, str, str, str]:
+        """As SourceKey begins."""
+        return self.name, self.split, self.hash, self._manifest_hash
+
+    def _plan_folder(self, key: SourceKey) -> Path:
+        """Where plans are kept; of a dataset in object storage, this one is fetched if it is there."""
         if self.remote is not None:
             self.remote.fetch_plan(key.file_name)
-        return open_pair_plan(folder, key) or make_pair_plan(folder, key, *self.pair_lengths())
+        return self.folder / "packing"
 
 
 class Dataset:

@@ -21,7 +21,8 @@ from data_pipeline.pair_steps import OnBothSides
 from data_pipeline.pii import Pii
 from data_pipeline.pool import Report, Workers
 from data_pipeline.progress import Progress
-from data_pipeline.read import count_read, dataset_name, read_dataset, read_file
+from data_pipeline.read import ReadOptions, count_read, read_file
+from data_pipeline.read_huggingface import DatasetSplit, read_dataset
 from data_pipeline.read_pairs import read_dataset_fields, read_fields, read_lines
 from data_pipeline.records import Rejected
 from data_pipeline.step import Ledger, Step
@@ -58,6 +59,13 @@ class ReadJob:
         """Fields of a record that steps look at besides its text."""
         url = () if self.filters is None or self.filters.url is None else (self.filters.url.field,)
         return tuple(dict.fromkeys((*url, *(() if self.dedup_field is None else (self.dedup_field,)))))
+
+    def options(self, notes: Counter[str]) -> ReadOptions:
+        """As the source has them; what is repaired goes into `notes`."""
+        source = self.task.source
+        return ReadOptions(
+            source.text_field, source.txt_documents, notes=notes, fields=self.fields, invalid_utf8=source.invalid_utf8, format=source.format
+        )
 
 
 def dropped_path(folder: Path, task: ReadTask) -> Path:
@@ -162,68 +170,21 @@ def _documents(job: ReadJob, ledger: Ledger, report: Report) -> Iterator[Documen
 
 
 def _items_of_file(job: ReadJob, file: InputFile, target: InputFile | None, notes: Counter[str]) -> Iterator[Document | Rejected]:
-    source = job.task.source
+    source, options = job.task.source, job.options(notes)
     if target is not None:
-        return read_lines(
-            file.path,
-            target.path,
-            source=source.name,
-            name=file.name,
-            target_name=target.name,
-            notes=notes,
-            invalid_utf8=source.invalid_utf8,
-        )
+        return read_lines(file.path, target.path, options, source=source.name, name=file.name, target_name=target.name)
     if source.source_field is not None and source.target_field is not None:
-        return read_fields(
-            file.path,
-            source=source.name,
-            name=file.name,
-            fields=(source.source_field, source.target_field),
-            format=source.format,
-            notes=notes,
-            invalid_utf8=source.invalid_utf8,
-            others=job.fields,
-        )
-    return read_file(
-        file.path,
-        source=source.name,
-        name=file.name,
-        format=source.format,
-        text_field=source.text_field,
-        txt_documents=source.txt_documents,
-        notes=notes,
-        fields=job.fields,
-        invalid_utf8=source.invalid_utf8,
-    )
+        return read_fields(file.path, (source.source_field, source.target_field), options, source=source.name, name=file.name)
+    return read_file(file.path, options, source=source.name, name=file.name)
 
 
 def _items_of_dataset(job: ReadJob, notes: Counter[str]) -> Iterator[Document | Rejected]:
-    source = job.task.source
+    source, options = job.task.source, job.options(notes)
     assert source.dataset is not None
+    dataset = DatasetSplit(source.dataset, source.dataset_config, source.split, source.streaming, source.revision)
     if source.source_field is not None and source.target_field is not None:
-        return read_dataset_fields(
-            source.dataset,
-            source=source.name,
-            name=dataset_name(source.dataset, source.dataset_config, source.split),
-            fields=(source.source_field, source.target_field),
-            config_name=source.dataset_config,
-            split=source.split,
-            streaming=source.streaming,
-            revision=source.revision,
-            notes=notes,
-            others=job.fields,
-        )
-    return read_dataset(
-        source.dataset,
-        source=source.name,
-        config_name=source.dataset_config,
-        split=source.split,
-        text_field=source.text_field,
-        streaming=source.streaming,
-        revision=source.revision,
-        notes=notes,
-        fields=job.fields,
-    )
+        return read_dataset_fields(dataset, (source.source_field, source.target_field), options, source=source.name)
+    return read_dataset(dataset, options, source=source.name)
 
 
 def _why_none(ledger: Ledger) -> str:

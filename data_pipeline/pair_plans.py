@@ -14,25 +14,21 @@ import numpy as np
 from data_pipeline.blockfile import BlockFile, write_blockfile
 from data_pipeline.errors import DataError
 from data_pipeline.pair_packing import TOO_LONG, plan_pair_rows, too_long
+from data_pipeline.plans import SourceKey
 
 PAIR_PLAN_VERSION = 1  # part of every plan's identity
 
 
 @dataclass(frozen=True)
-class PairPlanKey:
+class PairPlanKey(SourceKey):
     """Everything that a plan of pairs is a function of."""
 
-    source: str
-    split: str
-    source_hash: str
-    manifest_hash: str
     source_length: int
     target_length: int
 
     @property
-    def file_name(self) -> str:
-        split = "" if self.split == "train" else f".{self.split}"
-        return f"{self.source}{split}-S{self.source_length}-T{self.target_length}-pairs.plan"
+    def rows(self) -> str:
+        return f"S{self.source_length}-T{self.target_length}-pairs"
 
     def to_meta(self) -> dict[str, object]:
         return {**self.__dict__, "method": "pairs", "pair_plan_version": PAIR_PLAN_VERSION}

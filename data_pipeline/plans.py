@@ -5,6 +5,7 @@ A plan carries the hashes of the manifest and of the source that it was made for
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,20 +19,35 @@ from data_pipeline.packing import PIECE, PLAN_VERSIONS, Method, Rows, plan_rows
 
 
 @dataclass(frozen=True)
-class PlanKey:
-    """Everything that a plan is a function of."""
+class SourceKey(ABC):
+    """What every plan of a source is a function of, whatever its rows are."""
 
     source: str
     split: str
     source_hash: str
     manifest_hash: str
-    sequence_length: int
-    method: Method
 
     @property
     def file_name(self) -> str:
         split = "" if self.split == "train" else f".{self.split}"
-        return f"{self.source}{split}-S{self.sequence_length}-{self.method}.plan"
+        return f"{self.source}{split}-{self.rows}.plan"
+
+    @property
+    @abstractmethod
+    def rows(self) -> str:
+        """The shape of the rows, for the file's name."""
+
+
+@dataclass(frozen=True)
+class PlanKey(SourceKey):
+    """Everything that a plan is a function of."""
+
+    sequence_length: int
+    method: Method
+
+    @property
+    def rows(self) -> str:
+        return f"S{self.sequence_length}-{self.method}"
 
     def to_meta(self) -> dict[str, object]:
         return {**self.__dict__, "plan_version": PLAN_VERSIONS[self.method]}

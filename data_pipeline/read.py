@@ -1,4 +1,4 @@
-"""Files and Hugging Face datasets to documents: one function a format, in a table.
+"""Files to documents: one function a format, in a table.
 
 Whatever can't become a document costs itself alone: it comes out as `Rejected`, with a kind and a place, never as a
 missing document. Records are decoded from bytes one by one and split at b"\\n" only.
@@ -37,8 +37,10 @@ class Fielded:
 
 @dataclass(slots=True)
 class ReadOptions:
-    """How to take documents out of a file. `notes` counts what was repaired in documents that were kept. `raw_field`: of parquet, the
-    one of `fields` that must be there and comes as bytes, before anyone decodes it."""
+    """How to take documents out of a file. `format` is a key of FORMATS, or auto: by the file's name. `notes` counts what was repaired
+    in documents that were kept: bom_stripped, surrogates_replaced, and with `invalid_utf8` "replace" invalid_utf8_replaced. `fields` of
+    a record go into the document's meta, under `fields`, None where it hasn't got them. `raw_field`: of parquet, the one of `fields`
+    that must be there and comes as bytes, before anyone decodes it."""
 
     text_field: str = "text"
     txt_documents: TxtDocuments = "file"
@@ -46,6 +48,10 @@ class ReadOptions:
     fields: Sequence[str] = ()
     invalid_utf8: InvalidUtf8 = "drop"
     raw_field: str | None = None
+    format: str = "auto"
+
+    def format_of(self, path: str) -> str:
+        return format_of(path) if self.format == "auto" else self.format
 
     def decode(self, data: bytes, where: str) -> Text:
         return decode(data, where, replace=self.invalid_utf8 == "replace", notes=self.notes)
@@ -54,29 +60,15 @@ class ReadOptions:
 Records = Iterator[tuple[int, Text | Fielded]]  # record number from 1, and the text or why there is none
 
 
-def read_file(
-    path: str,
-    *,
-    source: str,
-    name: str | None = None,
-    format: str = "auto",
-    text_field: str = "text",
-    txt_documents: TxtDocuments = "file",
-    notes: Counter[str] | None = None,
-    fields: Sequence[str] = (),
-    invalid_utf8: InvalidUtf8 = "drop",
-) -> Iterator[Document | Rejected]:
+def read_file(path: str, options: ReadOptions | None = None, *, source: str, name: str | None = None) -> Iterator[Document | Rejected]:
     """Documents of one file, in order, with the records that are none.
 
-    `name` is the file's name relative to its root (default: its last part); ids are made of it. `format` is a key of
-    FORMATS, or auto: by the file's name. `notes` counts repairs: bom_stripped, surrogates_replaced, and with
-    `invalid_utf8` "replace" invalid_utf8_replaced. `fields` of a record go
-    into the document's meta, under `fields`, None where it hasn't got them.
+    `name` is the file's name relative to its root (default: its last part); ids are made of it.
     Raises DataError when the format can't be told or a parquet file has no such column.
     """
     name = Path(path).name if name is None else name
-    options = ReadOptions(text_field, txt_documents, Counter() if notes is None else notes, fields, invalid_utf8)
-    format = format_of(path) if format == "auto" else format
+    options = ReadOptions() if options is None else options
+    format = options.format_of(path)
     if format not in FORMATS:
         raise DataError(f"{path}: no reader for format {format!r}; there are auto, {', '.join(FORMATS)}")
     read = FORMATS[format]
@@ -84,7 +76,7 @@ def read_file(
         if isinstance(text, Rejected):
             yield text
         else:
-            yield _document(text, source, name, number, where=f"{path}:{number}", notes=options.notes)
+            yield document_of(text, source, name, number, where=f"{path}:{number}", notes=options.notes)
 
 
 def count_read(
@@ -142,7 +134,7 @@ _NOT_READ = {
 # fmt: on
 
 
-def _document(text: str | Fielded, source: str, name: str, number: int, *, where: str, notes: Counter[str]) -> Document | Rejected:
+def document_of(text: str | Fielded, source: str, name: str, number: int, *, where: str, notes: Counter[str]) -> Document | Rejected:
     fields: dict[str, Any] = {}
     if isinstance(text, Fielded):
         fields = text.fields
@@ -293,69 +285,3 @@ def _raw_strings(array: Any) -> list[bytes | None]:
 
 
 FORMATS: dict[str, Callable[[str, ReadOptions], Records]] = {"txt": _read_txt, "jsonl": _read_jsonl, "parquet": read_parquet}
-
-
-# ------------------------------------------------------------------------------------ Hugging Face datasets
-
-
-def read_dataset(
-    path: str,
-    *,
-    source: str,
-    config_name: str | None = None,
-    split: str = "train",
-    text_field: str = "text",
-    streaming: bool = True,
-    revision: str | None = None,
-    notes: Counter[str] | None = None,
-    fields: Sequence[str] = (),
-) -> Iterator[Document | Rejected]:
-    """Documents of one split of a dataset: a name on the Hub (at a `revision`), a local folder of data files, or a folder from save_to_disk.
-
-    Raises DataError when it can't be loaded, has no such split or no such column.
-    """
-    name = dataset_name(path, config_name, split)
-    notes = Counter() if notes is None else notes
-    for number, record in enumerate(records_of_dataset(path, config_name, split, streaming, revision), start=1):
-        where = f"{name}:{number}"
-        if text_field not in record:
-            raise DataError(f"dataset {name} has no column {text_field!r}; set text_field to one of: {', '.join(record)}")
-        text = record[text_field]
-        if isinstance(text, str):
-            beside = {field: record.get(field) for field in fields}
-            yield _document(Fielded(text, beside), source, name, number, where=where, notes=notes)
-        else:
-            yield Rejected("text_not_string", where, 0)
-
-
-def dataset_name(path: str, config_name: str | None, split: str) -> str:
-    """What ids and places are made of."""
-    return "/".join(filter(None, [Path(path).name if Path(path).is_dir() else path, config_name, split]))
-
-
-def records_of_dataset(path: str, config_name: str | None, split: str, streaming: bool, revision: str | None) -> Iterator[dict[str, Any]]:
-    """Raises DataError when it can't be loaded or has no such split."""
-    import datasets
-
-    try:
-        if Path(path, "state.json").is_file() or Path(path, "dataset_dict.json").is_file():
-            yield from _saved_split(datasets.load_from_disk(path), config_name, split)
-        else:
-            yield from datasets.load_dataset(path, config_name, split=split, streaming=streaming, revision=revision)
-    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"can't read dataset {path} (config {config_name}, split {split}): {error}") from error
-
-
-def _saved_split(saved: Any, config_name: str | None, split: str) -> Any:
-    """The split of what save_to_disk left: all splits, or one, with its name or (where it was made in memory) without."""
-    if isinstance(saved, dict):
-        if split not in saved:
-            raise ValueError(f"it holds the splits {', '.join(saved)}: set split to one of them")
-        saved = saved[split]
-    elif split != str(saved.split or "train"):
-        what = f"the split {saved.split} alone: set split to it" if saved.split else "one split without a name: remove split"
-        raise ValueError(f"it holds {what}")
-    if config_name not in (None, saved.config_name):
-        what = f"config {saved.config_name} alone: set dataset_config to it" if saved.config_name else "no config: remove dataset_config"
-        raise ValueError(f"it holds {what}")
-    return saved

@@ -10,20 +10,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from data_pipeline.document import Document, document_id, utf8_bytes
 from data_pipeline.errors import DataError
-from data_pipeline.read import (
-    Fielded,
-    InvalidUtf8,
-    ReadOptions,
-    format_of,
-    json_object,
-    read_parquet,
-    records_of_dataset,
-    without_surrogates,
-)
+from data_pipeline.read import Fielded, ReadOptions, json_object, read_parquet, without_surrogates
+from data_pipeline.read_huggingface import DatasetSplit
 from data_pipeline.records import Rejected, Text, lines
 
 SIDES = ("source", "target")
@@ -31,23 +24,15 @@ _DAMAGE = ("truncated", "corrupt")
 
 
 def read_lines(
-    path: str,
-    target_path: str,
-    *,
-    source: str,
-    name: str,
-    target_name: str,
-    notes: Counter[str],
-    invalid_utf8: InvalidUtf8 = "drop",
+    path: str, target_path: str, options: ReadOptions, *, source: str, name: str, target_name: str
 ) -> Iterator[Document | Rejected]:
     """Line n of one file with line n of the other. Only b"\\n" ends a line; a carriage return before it goes.
 
     Raises DataError naming both counts where the files don't have as many lines, and the damage of one that is cut off: what stands
     after it would be paired with something else.
     """
-    options = ReadOptions(notes=notes, invalid_utf8=invalid_utf8)
     files = f"{name} + {target_name}"
-    sides = lines(path, notes), lines(target_path, notes)
+    sides = lines(path, options.notes), lines(target_path, options.notes)
     for one, other in itertools.zip_longest(*sides):
         _check_aligned((path, one), (target_path, other), sides)
         number = one[0]
@@ -57,7 +42,7 @@ def read_lines(
         ]
         num_bytes = 1 + sum(line.bytes if isinstance(line, Rejected) else len(line) for line in (one[1], other[1]))
         wheres = (f"{path}:{number}", f"{target_path}:{number}")
-        yield _pair(raw, source, files, name, number, wheres=wheres, num_bytes=num_bytes, notes=notes, blank="blank_line")
+        yield _pair(raw, source, files, name, number, wheres=wheres, num_bytes=num_bytes, notes=options.notes, blank="blank_line")
 
 
 def _check_aligned(one: tuple[str, Any], other: tuple[str, Any], sides: tuple[Iterator[Any], Iterator[Any]]) -> None:
@@ -86,79 +71,38 @@ def _check_whole(one: tuple[str, Any], other: str) -> None:
         )
 
 
-def read_fields(
-    path: str,
-    *,
-    source: str,
-    name: str,
-    fields: tuple[str, str],
-    format: str,
-    notes: Counter[str],
-    invalid_utf8: InvalidUtf8 = "drop",
-    others: Sequence[str] = (),
-) -> Iterator[Document | Rejected]:
-    """Two fields of each record of a jsonl or parquet file; of jsonl, `a.b` is the field b of the object in a. `others` go into the
-    document's meta, under `fields`. Raises DataError for other formats, and for a parquet file that lacks a column."""
-    format = format_of(path) if format == "auto" else format
+def read_fields(path: str, pair_fields: tuple[str, str], options: ReadOptions, *, source: str, name: str) -> Iterator[Document | Rejected]:
+    """Two fields of each record of a jsonl or parquet file; of jsonl, `a.b` is the field b of the object in a. Raises DataError for other
+    formats, and for a parquet file that lacks a column."""
+    format = options.format_of(path)
     if format == "txt":
         raise DataError(f"{path}: a text file has no fields. Give the other side as target_files, or a jsonl or parquet file.")
-    options = ReadOptions(fields[0], notes=notes, fields=[fields[1], *others], invalid_utf8=invalid_utf8, raw_field=fields[1])
-    records = _of_jsonl(path, fields, options) if format == "jsonl" else _of_parquet(path, fields[1], options)
-    for number, found, beside, num_bytes in records:
-        if isinstance(found, Rejected):
-            yield found
-        else:
-            wheres = (f"{path}:{number}", f"{path}:{number}")
-            yield _pair(
-                found,
-                source,
-                name,
-                name,
-                number,
-                wheres=wheres,
-                num_bytes=num_bytes,
-                notes=notes,
-                blank="empty",
-                beside=beside,
-                asked=others,
-            )
+    records = (_of_jsonl if format == "jsonl" else _of_parquet)(path, pair_fields, options)
+    return _pairs(records, path, options, source=source, name=name)
 
 
 def read_dataset_fields(
-    path: str,
-    *,
-    source: str,
-    name: str,
-    fields: tuple[str, str],
-    config_name: str | None,
-    split: str,
-    streaming: bool,
-    revision: str | None,
-    notes: Counter[str],
-    others: Sequence[str] = (),
+    dataset: DatasetSplit, pair_fields: tuple[str, str], options: ReadOptions, *, source: str
 ) -> Iterator[Document | Rejected]:
     """Two fields of each record of a Hugging Face dataset, such as `translation.en`."""
-    for number, record in enumerate(records_of_dataset(path, config_name, split, streaming, revision), start=1):
-        where = f"{name}:{number}"
-        found = [_value(record, field, where) for field in fields]
-        num_bytes = 1 + sum(utf8_bytes(value) for value in found if isinstance(value, str))
-        yield _pair(
-            found,
-            source,
-            name,
-            name,
-            number,
-            wheres=(where, where),
-            num_bytes=num_bytes,
-            notes=notes,
-            blank="empty",
-            beside=record,
-            asked=others,
-        )
+    return _pairs(_of_dataset(dataset, pair_fields), dataset.name, options, source=source, name=dataset.name)
 
 
 Sides = Sequence[Text]
 Records = Iterator[tuple[int, Sides | Rejected, dict[str, Any], int]]  # number, both sides or neither, the record, its bytes
+
+
+def _pairs(records: Records, place: str, options: ReadOptions, *, source: str, name: str) -> Iterator[Document | Rejected]:
+    """`place`: where the records are, for messages."""
+    for number, found, beside, num_bytes in records:
+        if isinstance(found, Rejected):
+            yield found
+            continue
+        wheres = (f"{place}:{number}", f"{place}:{number}")
+        fields = {field: beside.get(field) for field in options.fields}
+        yield _pair(
+            found, source, name, name, number, wheres=wheres, num_bytes=num_bytes, notes=options.notes, blank="empty", fields=fields
+        )
 
 
 def _of_jsonl(path: str, fields: tuple[str, str], options: ReadOptions) -> Records:
@@ -180,8 +124,16 @@ def _value(record: dict[str, Any], field: str, where: str) -> Text:
     return value if isinstance(value, str) else Rejected("not_string", where, 0)
 
 
-def _of_parquet(path: str, target_field: str, options: ReadOptions) -> Records:
-    for number, found in read_parquet(path, options):
+def _of_dataset(dataset: DatasetSplit, fields: tuple[str, str]) -> Records:
+    name = dataset.name
+    for number, record in enumerate(dataset.records(), start=1):
+        found = [_value(record, field, f"{name}:{number}") for field in fields]
+        yield number, found, record, 1 + sum(utf8_bytes(value) for value in found if isinstance(value, str))
+
+
+def _of_parquet(path: str, fields: tuple[str, str], options: ReadOptions) -> Records:
+    columns = replace(options, text_field=fields[0], fields=[fields[1], *options.fields], raw_field=fields[1])
+    for number, found in read_parquet(path, columns):
         where = f"{path}:{number}"
         if isinstance(found, Rejected) and found.kind in ("truncated", "corrupt"):
             yield number, found, {}, 0
@@ -190,7 +142,7 @@ def _of_parquet(path: str, target_field: str, options: ReadOptions) -> Records:
         one: Text = found.text if isinstance(found, Fielded) else found
         if isinstance(one, Rejected) and one.kind == "text_not_string":
             one = Rejected("not_string", where, 0)
-        value = beside.get(target_field)
+        value = beside.get(fields[1])
         other: Text = options.decode(value, where) if isinstance(value, bytes) else Rejected("not_string", where, 0)
         yield number, [one, other], beside, 1 + sum(side.bytes if isinstance(side, Rejected) else utf8_bytes(side) for side in (one, other))
 
@@ -206,8 +158,7 @@ def _pair(
     num_bytes: int,
     notes: Counter[str],
     blank: str,
-    beside: dict[str, Any] | None = None,
-    asked: Sequence[str] = (),
+    fields: dict[str, Any] | None = None,
 ) -> Document | Rejected:
     empty = [isinstance(side, str) and (not side or side.isspace()) for side in sides]
     if all(empty):
@@ -218,6 +169,6 @@ def _pair(
             return Rejected(f"{which}_{kind}", where, num_bytes)
     one, other = (without_surrogates(side, notes) for side in sides if isinstance(side, str))
     meta: dict[str, Any] = {"file": files, "record": number, "target_at": len(one) + 1}
-    if asked:
-        meta["fields"] = {field: (beside or {}).get(field) for field in asked}
+    if fields:
+        meta["fields"] = fields
     return Document(document_id(source, name, number), f"{one}\n{other}", source, meta)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import CheckpointError, ConfigError, Fault
-from data_pipeline.schema import read_yaml
+from data_pipeline.yaml_text import read_yaml
 from launcher.config import RunConfig
 from launcher.faults import Faults
 from launcher.huggingface import huggingface_folder

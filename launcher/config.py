@@ -13,7 +13,8 @@ from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.block_cache import CacheConfig
 from data_pipeline.errors import ConfigError, Fault
-from data_pipeline.schema import LEFT_OUT, S, Section, compose, dump_yaml, is_left_out, mended, names_any, section_faults, validate
+from data_pipeline.schema import LEFT_OUT, S, Section, compose, is_left_out, mended, names_any, section_faults, validate
+from data_pipeline.yaml_text import dump_yaml
 from megatron_lite.config import (
     CheckpointConfig,
     ModelConfig,

@@ -15,7 +15,7 @@ from data_pipeline.dataset import Dataset
 from data_pipeline.errors import MegatronLiteError
 from data_pipeline.manifest import Manifest
 from data_pipeline.mixture import Mixture
-from data_pipeline.schema import read_yaml
+from data_pipeline.yaml_text import read_yaml
 from launcher.config import RunConfig
 from launcher.metrics import JsonLines
 from launcher.mixture import phases_of_run

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import ConfigError, Fault
-from data_pipeline.schema import apply_override, read_yaml, validate
+from data_pipeline.schema import apply_override, validate
+from data_pipeline.yaml_text import read_yaml
 from launcher.config import RunConfig
 from launcher.run_folder import read_json
 

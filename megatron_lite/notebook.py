@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from data_pipeline.errors import CheckpointError, ConfigError, DataError, Fault
-from data_pipeline.schema import read_yaml, validate
+from data_pipeline.schema import validate
 from data_pipeline.storage import sha256_file
 from data_pipeline.tokenizer.encode import Encoder
+from data_pipeline.yaml_text import read_yaml
 from megatron_lite.checkpoint.find import CheckpointInfo, checkpoint_at, newest_checkpoint
 from megatron_lite.checkpoint.huggingface.folder import read_model
 from megatron_lite.checkpoint.huggingface.load import load_huggingface

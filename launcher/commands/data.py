@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Optional
 
 import typer
 
 from data_pipeline.errors import ConfigError, Fault
+from launcher.commands.row_options import OF_PAIRS, Length, Method, SourceLength, TargetLength, check_pair_shape, refuse, row_shape
+from launcher.commands.trace import trace
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -16,13 +18,7 @@ Words = Annotated[Optional[list[str]], typer.Argument(metavar="[CONFIG] [a.b=c .
 ConfigOption = Annotated[Optional[str], typer.Option("--config", help="The data config, where it is not the first argument.")]  # noqa: UP045
 Folder = Annotated[Path, typer.Argument(metavar="DATASET", help="A dataset folder.", show_default=False)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
-Length = Annotated[Optional[int], typer.Option("--sequence-length", "-s", min=1, help="Targets a row.")]  # noqa: UP045
 ShownDocument = Annotated[Optional[str], typer.Option("--document", "-d", help="Show this one, by its id or the id's beginning.")]  # noqa: UP045
-Among = Annotated[Optional[int], typer.Option("--num-samples", min=1, help="Look among so many samples; default one epoch.")]  # noqa: UP045
-Method = Annotated[Optional[str], typer.Option("--method", help="best_fit or concat; default best_fit.")]  # noqa: UP045
-SourceLength = Annotated[Optional[int], typer.Option("--source-length", min=2, help="Of pairs: tokens a row for the encoder.")]  # noqa: UP045
-TargetLength = Annotated[Optional[int], typer.Option("--target-length", min=2, help="Of pairs: targets a row.")]  # noqa: UP045
-OF_PAIRS = "a row of pairs has --source-length and --target-length, and no method"
 
 
 @app.command()
@@ -40,10 +36,10 @@ def build(
     if slurm:
         from launcher.slurm.data import submit_build
 
-        _refuse({"--quiet": quiet or None}, "what its jobs say goes into their output files")
+        refuse({"--quiet": quiet or None}, "what its jobs say goes into their output files")
         submit_build(path, overrides, tasks=4 if tasks is None else tasks, cluster=cluster, replace=replace)
         return
-    _refuse({"--tasks": tasks, "--cluster": cluster}, "they go with --slurm")
+    refuse({"--tasks": tasks, "--cluster": cluster}, "they go with --slurm")
     from data_pipeline.build import build as build_dataset
     from data_pipeline.config import load_data_config
 
@@ -70,10 +66,10 @@ def pack(
     dataset = Dataset.open(folder)
     lengths = {"source_length": source_length, "target_length": target_length}
     if is_pairs := any(source.pairs for source in dataset.sources):
-        _refuse({"--sequence-length": sequence_length, "--method": method}, OF_PAIRS)
-        _check_pair_shape(source_length, target_length)
+        refuse({"--sequence-length": sequence_length, "--method": method}, OF_PAIRS)
+        check_pair_shape(source_length, target_length)
     else:
-        _refuse({"--source-length": source_length, "--target-length": target_length}, "the dataset has no pairs: give --sequence-length")
+        refuse({"--source-length": source_length, "--target-length": target_length}, "the dataset has no pairs: give --sequence-length")
     plan = validate(PackingConfig, lengths if is_pairs else {"sequence_length": sequence_length, "method": method or "best_fit"})
     for line in make_plans(dataset, [plan]):
         print(line)
@@ -97,13 +93,13 @@ def inspect(
 
     row_of_text: dict[str, object] = {"--sequence-length": sequence_length, "--method": method}
     if not rows:
-        _refuse({**row_of_text, "--source-length": source_length, "--target-length": target_length}, "it goes with --rows")
+        refuse({**row_of_text, "--source-length": source_length, "--target-length": target_length}, "it goes with --rows")
     if rows and (source_length, target_length) != (None, None):
-        _refuse(row_of_text, OF_PAIRS)
-        lengths = _check_pair_shape(source_length, target_length)
+        refuse(row_of_text, OF_PAIRS)
+        lengths = check_pair_shape(source_length, target_length)
         show_pair_rows(folder, number=rows, source_length=lengths[0], target_length=lengths[1], seed=seed, tokens=tokens)
     elif rows:
-        length, packing = _row_shape(sequence_length, method)
+        length, packing = row_shape(sequence_length, method)
         show_rows(folder, number=rows, sequence_length=length, packing=packing, seed=seed, tokens=tokens)
     elif document is not None:
         show_document(folder, document, tokens=tokens)
@@ -119,59 +115,7 @@ def verify(folder: Folder, quiet: Quiet = False) -> None:
     verify_dataset(folder, quiet=quiet)
 
 
-@app.command()
-def trace(
-    target: Annotated[Path, typer.Argument(metavar="RUN|DATASET", help="A run folder, or a dataset folder.", show_default=False)],
-    sample: Annotated[Optional[int], typer.Option("--sample", min=0, help="The sample's number, from 0.")] = None,  # noqa: UP045
-    step: Annotated[Optional[int], typer.Option("--step", min=1, help="Of a run: the step, as metrics.jsonl counts; with --row.")] = None,  # noqa: UP045
-    row: Annotated[int, typer.Option("--row", min=0, help="The row in that step's global batch, from 0.")] = 0,
-    position: Annotated[int, typer.Option("--position", "-p", min=0, help="The target's place in the row, from 0.")] = 0,
-    document: Annotated[Optional[str], typer.Option("--document", "-d", help="Instead: the samples that hold this document.")] = None,  # noqa: UP045
-    file: Annotated[Optional[str], typer.Option("--file", help="Instead: what became of a record of this input file.")] = None,  # noqa: UP045
-    line: Annotated[int, typer.Option("--line", min=1, help="With --file: the record's number, from 1; of jsonl, the line.")] = 1,
-    num_samples: Among = None,
-    sequence_length: Length = None,
-    method: Method = None,
-    source_length: SourceLength = None,
-    target_length: TargetLength = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of a dataset: the seed of the run that it is traced for.")] = 1234,
-    validation: Annotated[bool, typer.Option("--validation", help="The held-out rows.")] = False,
-) -> None:
-    """Where a token of a training row came from, as JSON; or, with --document, which samples hold a document; or, with --file and
-    --line, what became of a place in the input, and the samples that hold it."""
-    from data_pipeline.pair_loader import PairRowSource
-    from data_pipeline.trace import find_documents, trace_pairs
-    from data_pipeline.trace import trace as trace_token
-
-    lengths = (source_length, target_length) if (source_length, target_length) != (None, None) else None
-    shape: dict[str, Any] = {"sequence_length": sequence_length, "method": method, "seed": seed, "pair_lengths": lengths}
-    if file is not None:
-        _trace_input(target, file, line, num_samples=num_samples, **shape)
-        return
-    rows, steps = _rows(target, split="validation" if validation else "train", **shape)
-    if document is not None:
-        split = "validation" if validation else "train"
-        found = [each for each in find_documents(rows.datasets, document) if each.split == split]
-        if not found:
-            kind = "held-out" if validation else "training"
-            raise ConfigError([Fault("--document", document, f"a document of the {kind} rows", "add or drop --validation")])
-        for each in found:
-            _print_samples(rows, steps, each, num_samples)
-        return
-    if (sample is None) == (step is None) or (step is not None and steps is None):
-        fix = "steps count from 1, samples and rows from 0; held-out rows have samples alone"
-        raise ConfigError([Fault("--sample", sample, "--sample N, or of a run --step N --row N", fix)])
-    if step is not None:
-        sample = steps.sample(step, row)
-    assert sample is not None
-    if validation and sample >= len(rows):
-        raise ConfigError([Fault("--sample", sample, f"0 to {len(rows) - 1}: there are {len(rows)} held-out rows")])
-    if isinstance(rows, PairRowSource):
-        for pair in trace_pairs(rows, sample):
-            _print_json(pair.__dict__)
-        return
-    _print_json(trace_token(rows, sample, position).__dict__)
-
+app.command()(trace)
 
 Evaluations = Annotated[
     list[str], typer.Argument(metavar="[NAME=]FILES...", help="Evaluation sets as jsonl; or one data config.", show_default=False)
@@ -242,7 +186,7 @@ def export(
     from data_pipeline.interchange.exporting import export_tokens
 
     for file in export_tokens(Dataset.open(folder), output, format=format, ends=ends):
-        _print_json(file)
+        print(json.dumps(file, ensure_ascii=False))
 
 
 @app.command()
@@ -277,26 +221,6 @@ def fertility(
 # ------------------------------------------------------------------------------------------------- reading
 
 
-def _trace_input(target: Path, file: str, line: int, *, num_samples: int | None, **shape: Any) -> None:
-    """What became of it; and the samples, of a run, or of a dataset where the length of a row is given."""
-    from data_pipeline.dataset import Dataset
-    from data_pipeline.trace import find_documents
-    from data_pipeline.trace_input import trace_input
-
-    is_run = (target / "config.yaml").is_file()
-    if not is_run and shape["sequence_length"] is None and shape["pair_lengths"] is None:
-        for each in trace_input([Dataset.open(target)], file, line):
-            _print_json(each)
-        return
-    rows, steps = _rows(target, split="train", **shape)
-    found = trace_input(rows.datasets, file, line)
-    for each in found:
-        _print_json(each)
-    for document in dict.fromkeys(each["document"] for each in found if each["outcome"] == "stored" and each["split"] == "train"):
-        for stored in find_documents(rows.datasets, document):
-            _print_samples(rows, steps, stored, num_samples)
-
-
 def _config_and_overrides(words: list[str], config: str | None) -> tuple[str, list[str]]:
     """CONFIG is the first word without `=`, or --config."""
     paths = [word for word in words if "=" not in word]
@@ -307,89 +231,3 @@ def _config_and_overrides(words: list[str], config: str | None) -> tuple[str, li
             [Fault("CONFIG", what, "the path of one data config", "for example: mlite data build configs/data/tiny.yaml workers=4")]
         )
     return given[0], [word for word in words if "=" in word]
-
-
-def _print_samples(rows: Any, steps: Any, found: Any, num_samples: int | None) -> None:
-    """Those that hold the document, with step and row where a run of several datasets or batch sizes took them."""
-    from data_pipeline.trace import samples_of
-
-    where = {"data": str(rows.dataset(found.entry).path)} if len(rows.datasets) > 1 else {}
-    among = {"num_samples": num_samples or len(rows), "entry": found.entry}
-    for sample in samples_of(rows, split=found.split, source=found.source, document=found.number, **among):
-        place = steps.place(sample) if steps is not None else None
-        _print_json({"sample": sample, **({"step": place[0], "row": place[1]} if place else {}), **where})
-
-
-def _rows(
-    target: Path,
-    *,
-    sequence_length: int | None,
-    method: str | None,
-    seed: int,
-    split: str,
-    pair_lengths: tuple[int | None, int | None] | None = None,
-) -> tuple[Any, Any]:
-    """(rows, StepSamples or None): of a run as its saved config has them, of a dataset as the options say. Held-out rows have no steps."""
-    from data_pipeline.loader import Dataset, Phase, RowSource
-
-    row_of_text: dict[str, object] = {"--sequence-length": sequence_length, "--method": method}
-    if (target / "config.yaml").is_file():
-        of_pairs = dict(zip(("--source-length", "--target-length"), pair_lengths or ()))
-        _refuse({**row_of_text, **of_pairs}, "the rows of a run are as its config has them")
-        from launcher.datasets import open_datasets, open_rows
-        from launcher.metrics import JsonLines
-        from launcher.mixture import mixture_of_run, phases_for, phases_of_run
-        from launcher.resume_policy import require_same_packing
-        from launcher.run_folder import RunFolder
-        from launcher.saved_config import read_config
-        from launcher.step_samples import samples_of_steps
-
-        config = read_config(target)
-        datasets, folder = open_datasets(config.data), RunFolder(target)
-        rows = open_rows(config, datasets, split=split)
-        if split != "train":
-            return rows, None
-        if (written := mixture_of_run(folder)) is not None:
-            require_same_packing(written, rows.identity["packing_version"], folder=target)
-        phases = phases_of_run(folder) or [Phase.from_dict(phase) for phase in phases_for(config, datasets)]
-        events = [event for _, event in JsonLines(folder.events).lines() if event is not None]
-        return rows.with_phases(phases), samples_of_steps(events, config.training.global_batch_size)
-    if pair_lengths is not None:
-        from data_pipeline.pair_loader import PairRowSource
-
-        _refuse(row_of_text, OF_PAIRS)
-        one, other = _check_pair_shape(*pair_lengths)
-        return PairRowSource.open([(Dataset.open(target), 1.0, None)], source_length=one, target_length=other, seed=seed, split=split), None
-    length, how = _row_shape(sequence_length, method)
-    return RowSource.open([(Dataset.open(target), 1.0, None)], sequence_length=length, packing=how, seed=seed, split=split), None
-
-
-def _check_pair_shape(source_length: int | None, target_length: int | None) -> tuple[int, int]:
-    if source_length is None or target_length is None:
-        raise ConfigError(
-            [Fault("--source-length", source_length, "it and --target-length", "the places of a row of pairs on either side")]
-        )
-    return source_length, target_length
-
-
-def _refuse(options: Mapping[str, object], why: str) -> None:
-    """Options of which nothing would come here, where they were given."""
-    if faults := [Fault(name, value, "nothing here", why) for name, value in options.items() if value is not None]:
-        raise ConfigError(faults)
-
-
-def _row_shape(sequence_length: int | None, method: str | None) -> tuple[int, Any]:
-    method = method or "best_fit"
-    if sequence_length is None:
-        raise ConfigError(
-            [Fault("--sequence-length", None, "the targets of a row", "or, to trace, give the run's folder in place of the dataset's")]
-        )
-    if method not in ("best_fit", "concat"):
-        raise ConfigError([Fault("--method", method, "best_fit or concat")])
-    return sequence_length, method
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    import json
-
-    print(json.dumps(value, ensure_ascii=False))

@@ -11,7 +11,8 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.errors import ConfigError, Fault
-from data_pipeline.schema import Section, apply_override, dump_yaml, read_yaml, validate
+from data_pipeline.schema import Section, apply_override, validate
+from data_pipeline.yaml_text import dump_yaml, read_yaml
 
 DEFAULT = "default"
 

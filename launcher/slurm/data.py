@@ -21,9 +21,9 @@ from data_pipeline.config import DataConfig, load_data_config
 from data_pipeline.errors import ConfigError, Fault, MegatronLiteError
 from data_pipeline.inputs import check_inputs
 from data_pipeline.portion import Portion
-from data_pipeline.schema import dump_yaml
 from data_pipeline.storage import is_url, root_of
 from data_pipeline.work_folder import STAGES, check_place
+from data_pipeline.yaml_text import dump_yaml
 from launcher.console import show
 from launcher.slurm.check import check_tools
 from launcher.slurm.cluster import ClusterConfig, container_flags, load_cluster, python_in, sbatch_options, split_words

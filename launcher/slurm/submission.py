@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import ConfigError, Fault
-from data_pipeline.schema import read_yaml, validate
+from data_pipeline.schema import validate
 from data_pipeline.storage import atomic_write, is_url
+from data_pipeline.yaml_text import read_yaml
 from launcher.config import RunConfig, load_config
 from launcher.huggingface import huggingface_folder
 from launcher.slurm.chain import Chain

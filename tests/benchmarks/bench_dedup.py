@@ -87,13 +87,13 @@ def signature_rate(texts: list[str], repeats: int) -> float:
 
 def compare(options: argparse.Namespace) -> None:
     from data_pipeline.document import Document
-    from data_pipeline.read import read_file
+    from data_pipeline.read import ReadOptions, read_file
     from data_pipeline.storage import list_files
 
     texts = [
         item.text
         for path in list_files(options.text)
-        for item in read_file(path, source="bench", format="txt")
+        for item in read_file(path, ReadOptions(format="txt"), source="bench")
         if isinstance(item, Document)
     ]
     megabytes = sum(len(text.encode()) for text in texts) / 1e6

@@ -79,14 +79,14 @@ def run_ours(mode: str, source: str, target: str) -> None:
     from data_pipeline.filters.config import FiltersConfig
     from data_pipeline.filters.stage import Filters
     from data_pipeline.pii import Pii
-    from data_pipeline.read import read_file
+    from data_pipeline.read import ReadOptions, read_file
     from data_pipeline.schema import validate
     from data_pipeline.storage import atomic_write
 
     config = validate(FiltersConfig, MODES[mode])
     assert config.pii is not None
     began, first, first_cpu = time.perf_counter(), 0.0, 0.0
-    documents = (item for item in read_file(source, source="bench", fields=("id",)) if isinstance(item, Document))
+    documents = (item for item in read_file(source, ReadOptions(fields=("id",)), source="bench") if isinstance(item, Document))
     with atomic_write(target) as file:
         for document in Pii(config.pii).run(Filters(config).run(documents)):
             file.write(json.dumps({"id": document.meta["fields"]["id"], "text": document.text}).encode() + b"\n")
@@ -96,11 +96,13 @@ def run_ours(mode: str, source: str, target: str) -> None:
 
 def compare(options: argparse.Namespace) -> None:
     from data_pipeline.document import Document
-    from data_pipeline.read import read_file
+    from data_pipeline.read import ReadOptions, read_file
     from data_pipeline.storage import list_files
 
     paths = list_files(options.text)
-    texts = [item.text for path in paths for item in read_file(path, source="bench", format="txt") if isinstance(item, Document)]
+    texts = [
+        item.text for path in paths for item in read_file(path, ReadOptions(format="txt"), source="bench") if isinstance(item, Document)
+    ]
     every = max(1, round(sum(map(len, texts)) / 1e6 / options.megabytes))
     texts = texts[::every]
     megabytes = sum(len(text.encode()) for text in texts) / 1e6

@@ -20,8 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -146,19 +144,10 @@ def build_once(config: str, stage_file: str) -> None:
     """In a process of its own: the build, which says in a file what it is at."""
     from data_pipeline.build import build
     from data_pipeline.config import DataConfig
-    from data_pipeline.progress import Progress
     from data_pipeline.schema import validate
+    from tests.build_stages import tell_stages
 
-    real = Progress.stage
-
-    @contextmanager
-    def stage(self: Progress, name: str, total_bytes: int) -> Iterator[Any]:
-        Path(stage_file).write_text(name)
-        with real(self, name, total_bytes) as advance:
-            yield advance
-        Path(stage_file).write_text(f"after {name}")
-
-    Progress.stage = stage  # type: ignore[method-assign]
+    tell_stages(stage_file)
     build(validate(DataConfig, json.loads(Path(config).read_text())), quiet=True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.loader import batch_id, row_digest
-from launcher.commands.data import _rows as rows_of
+from launcher.commands.trace import rows_of
 from tests.integration.jobs import Workspace
 
 PLAIN = ("training.engine=torch", "parallel.zero_stage=0")

@@ -10,14 +10,13 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from data_pipeline import ingest, inputs, sharding
 from data_pipeline.blockfile import BlockWriter
 from data_pipeline.dedup import columns, external
+from tests.build_stages import tell_stages
 
 POINTS = ("in_a_write", "before_fsync", "before_rename", "after_rename", "before_link")
 
@@ -70,21 +69,6 @@ def _arm() -> None:
     BlockWriter._write = _torn_write(BlockWriter._write)  # type: ignore[method-assign]
 
 
-def _tell_stages(path: str) -> None:
-    from data_pipeline.progress import Progress
-
-    real = Progress.stage
-
-    @contextmanager
-    def stage(self: Progress, name: str, total_bytes: int) -> Iterator[Any]:
-        Path(path).write_text(name)
-        with real(self, name, total_bytes) as advance:
-            yield advance
-        Path(path).write_text(f"after {name}")
-
-    Progress.stage = stage  # type: ignore[method-assign]
-
-
 def main(config: str, workers: str, point: str = "", stage_file: str = "") -> None:
     from data_pipeline.build import build
     from data_pipeline.config import load_data_config
@@ -92,7 +76,7 @@ def main(config: str, workers: str, point: str = "", stage_file: str = "") -> No
     if point:
         os.environ["KILLED_BUILD"] = point
     if stage_file:
-        _tell_stages(stage_file)
+        tell_stages(stage_file)
     build(load_data_config(config, [f"workers={workers}"]), quiet=True)
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.read import count_read, read_file
+from data_pipeline.read import ReadOptions, count_read, read_file
 from data_pipeline.step import Ledger
 from tests.hostile_files import AFTER, BEFORE, CASES, Case, record, write_case
 
@@ -54,7 +54,7 @@ def row(case: Case, path: Path, theirs: dict[str, Any] | None) -> tuple[str, boo
     """A line of the table, and whether ours is as it should be."""
     notes: Counter[str] = Counter()
     ledger = Ledger()
-    items = read_file(str(path), source="s", notes=notes, **case.options)
+    items = read_file(str(path), ReadOptions(notes=notes, **case.options), source="s")
     texts = [document.text[:200] for document in count_read(items, ledger, source="s", notes=notes)]
     ledger.balance()
     tally = ledger.total("read")

@@ -36,7 +36,7 @@ from data_pipeline.filters.ratios import ratios
 from data_pipeline.filters.segments import DIGIT, LETTER, SPACE, SYMBOL, Segments, class_table
 from data_pipeline.filters.stage import Filters
 from data_pipeline.filters.url import url
-from data_pipeline.read import read_file
+from data_pipeline.read import ReadOptions, read_file
 from data_pipeline.schema import validate
 from data_pipeline.step import Drop, Ledger
 from data_pipeline.words import words
@@ -331,7 +331,7 @@ def test_fields_that_json_or_utf8_has_no_spelling_for_are_written_so_that_anyone
     first, second = raw.decode("utf-8").splitlines()
     assert json.loads(first)["fields"] == {"url": address} and "\\ud800/Grüße" in first and "Größe" in first
     assert json.loads(second)["fields"] == {"url": "2024-02-29"}
-    again = [each.text for each in read_file(str(path), source="dropped", format="jsonl") if isinstance(each, Document)]
+    again = [each.text for each in read_file(str(path), ReadOptions(format="jsonl"), source="dropped") if isinstance(each, Document)]
     assert again == ["Größe: " + GOOD, "short"]
 
 

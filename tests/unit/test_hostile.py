@@ -18,7 +18,7 @@ from data_pipeline.document import Document
 from data_pipeline.errors import DataError
 from data_pipeline.filters.config import FiltersConfig
 from data_pipeline.filters.stage import Filters
-from data_pipeline.read import Rejected, count_read, read_file
+from data_pipeline.read import ReadOptions, Rejected, count_read, read_file
 from data_pipeline.schema import validate
 from data_pipeline.step import Ledger
 from data_pipeline.streams import open_bytes
@@ -32,7 +32,7 @@ BEFORE, AFTER = "a good document stands before it", "and another one after it"
 def read(path: Path, **options: Any) -> tuple[list[str], Ledger]:
     notes: Counter[str] = Counter()
     ledger = Ledger()
-    items = read_file(str(path), source="s", notes=notes, **options)
+    items = read_file(str(path), ReadOptions(notes=notes, **options), source="s")
     texts = [document.text for document in count_read(items, ledger, source="s", notes=notes)]
     ledger.balance()
     return texts, ledger
@@ -94,10 +94,10 @@ def test_a_bomb_is_decoded_in_small_pieces(tmp_path: Path) -> None:
 def test_a_record_at_the_limit_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records_module, "MAX_RECORD_BYTES", 100)
     (tmp_path / "a.txt").write_bytes(b"x" * 100 + b"\n" + b"y" * 101 + b"\n" + b"z")
-    items = list(read_file(str(tmp_path / "a.txt"), source="s", txt_documents="line"))
+    items = list(read_file(str(tmp_path / "a.txt"), ReadOptions(txt_documents="line"), source="s"))
     assert [item.text if isinstance(item, Document) else (item.kind, item.bytes) for item in items] == ["x" * 100, ("too_long", 101), "z"]
     assert next(item for item in read_file(str(tmp_path / "a.txt"), source="s") if isinstance(item, Rejected)).bytes == 204
-    paragraphs = list(read_file(str(tmp_path / "a.txt"), source="s", txt_documents="paragraph"))
+    paragraphs = list(read_file(str(tmp_path / "a.txt"), ReadOptions(txt_documents="paragraph"), source="s"))
     assert [item.kind for item in paragraphs if isinstance(item, Rejected)] == ["too_long"] and len(paragraphs) == 1
 
 
@@ -148,7 +148,7 @@ def test_no_text_takes_the_filters_more_than_linear_time(run: str) -> None:
 def test_strict_stops_at_each_error_but_not_at_blank_lines(tmp_path: Path) -> None:
     for case in CASES:
         path = write_case(tmp_path, case)
-        errors = [item for item in read_file(str(path), source="s", **case.options) if isinstance(item, Rejected)]
+        errors = [item for item in read_file(str(path), ReadOptions(**case.options), source="s") if isinstance(item, Rejected)]
         if any(item.kind not in ("empty", "blank_line") for item in errors):
             with pytest.raises(DataError, match=r"mend it, or read without strict"):
-                list(count_read(read_file(str(path), source="s", **case.options), Ledger(), source="s", strict=True))
+                list(count_read(read_file(str(path), ReadOptions(**case.options), source="s"), Ledger(), source="s", strict=True))

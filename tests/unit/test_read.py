@@ -15,14 +15,15 @@ import zstandard
 from data_pipeline.document import Document
 from data_pipeline.errors import DataError
 from data_pipeline.normalise import Normalise, NormaliseConfig
-from data_pipeline.read import Rejected, count_read, format_of, read_dataset, read_file
+from data_pipeline.read import ReadOptions, Rejected, count_read, format_of, read_file
+from data_pipeline.read_huggingface import DatasetSplit, read_dataset
 from data_pipeline.step import Ledger
 
 
 def read(path: Path, **options: object) -> tuple[list[str], list[tuple[str, int]], Counter[str]]:
     """Texts; (kind, record) of the rejected; repairs."""
     notes: Counter[str] = Counter()
-    items = list(read_file(str(path), source="s", notes=notes, **options))  # type: ignore[arg-type]
+    items = list(read_file(str(path), ReadOptions(notes=notes, **options), source="s"))  # type: ignore[arg-type]
     texts = [item.text for item in items if isinstance(item, Document)]
     rejected = [(item.kind, int(item.where.rpartition(":")[2])) for item in items if isinstance(item, Rejected)]
     return texts, rejected, notes
@@ -71,7 +72,10 @@ def test_a_lone_surrogate_becomes_the_replacement_character_and_is_counted(tmp_p
     path.write_bytes(b'{"text": "ok1"}\n{"text": "x\\ud800y \\ud83d\\ude00"}\n{"text": "ok2"}\n')
     notes: Counter[str] = Counter()
     ledger = Ledger()
-    texts = [document.text for document in count_read(read_file(str(path), source="s", notes=notes), ledger, source="s", notes=notes)]
+    texts = [
+        document.text
+        for document in count_read(read_file(str(path), ReadOptions(notes=notes), source="s"), ledger, source="s", notes=notes)
+    ]
     assert texts == ["ok1", "x\ufffdy \U0001f600", "ok2"]
     assert ledger.total("read").notes == {"surrogates_replaced": 1}
     "".join(texts).encode()
@@ -225,15 +229,17 @@ def test_a_local_dataset_folder_is_streamed(tmp_path: Path, streaming: bool, mon
     folder.mkdir()
     (folder / "train.jsonl").write_text("".join(json.dumps({"text": text, "n": 1}) + "\n" for text in ["one", "", "drei ä"]))
     (folder / "test.jsonl").write_text(json.dumps({"text": "held out", "n": 1}) + "\n")
-    items = list(read_dataset(str(folder), source="s", streaming=streaming))
+    items = list(read_dataset(DatasetSplit(str(folder), streaming=streaming), source="s"))
     assert [item.text if isinstance(item, Document) else item.kind for item in items] == ["one", "empty", "drei ä"]
     assert isinstance(items[2], Document)
     assert items[2].meta == {"file": "corpus/train", "record": 3}
-    assert [item.text for item in read_dataset(str(folder), source="s", split="test") if isinstance(item, Document)] == ["held out"]
+    assert [item.text for item in read_dataset(DatasetSplit(str(folder), split="test"), source="s") if isinstance(item, Document)] == [
+        "held out"
+    ]
     with pytest.raises(DataError, match="no column 'body'; set text_field to one of: text, n"):
-        list(read_dataset(str(folder), source="s", text_field="body"))
+        list(read_dataset(DatasetSplit(str(folder)), ReadOptions("body"), source="s"))
     with pytest.raises(DataError, match=r"can't read dataset .*split nosuch"):
-        list(read_dataset(str(folder), source="s", split="nosuch"))
+        list(read_dataset(DatasetSplit(str(folder), split="nosuch"), source="s"))
 
 
 def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
@@ -243,12 +249,12 @@ def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
     saved.save_to_disk(str(tmp_path / "saved"))
     datasets.DatasetDict({"train": saved}).save_to_disk(str(tmp_path / "dict"))
     for name in ("saved", "dict"):
-        items = list(read_dataset(str(tmp_path / name), source="s"))
+        items = list(read_dataset(DatasetSplit(str(tmp_path / name)), source="s"))
         assert [item.text if isinstance(item, Document) else item.kind for item in items] == ["one", "text_not_string", "three"]
     datasets.Dataset.from_dict({"text": ["held out"]}, split="test").save_to_disk(str(tmp_path / "named"))
-    assert [item.text for item in read_dataset(str(tmp_path / "named"), source="s", split="test") if isinstance(item, Document)] == [
-        "held out"
-    ]
+    assert [
+        item.text for item in read_dataset(DatasetSplit(str(tmp_path / "named"), split="test"), source="s") if isinstance(item, Document)
+    ] == ["held out"]
     for name, keys, why in (  # none is read as if it were what was asked for
         ("named", {}, "holds the split test alone"),
         ("saved", {"split": "test"}, "holds one split without a name"),
@@ -257,7 +263,7 @@ def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
         ("dict", {"config_name": "en"}, "holds no config"),
     ):
         with pytest.raises(DataError, match=f"can't read dataset .*: it {why}"):
-            list(read_dataset(str(tmp_path / name), source="s", **keys))  # type: ignore[arg-type]
+            list(read_dataset(DatasetSplit(str(tmp_path / name), **keys), source="s"))  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------------------- normalise

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from data_pipeline.read import Rejected, read_file
+from data_pipeline.read import ReadOptions, Rejected, read_file
 
 
 def read(path: Path) -> list[tuple[int, str] | Rejected]:
-    records = read_file(str(path), source="s", format="txt", txt_documents="paragraph")
+    records = read_file(str(path), ReadOptions(format="txt", txt_documents="paragraph"), source="s")
     return [record if isinstance(record, Rejected) else (record.meta["record"], record.text) for record in records]
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pydantic import Field, model_validator
 
 from data_pipeline.errors import ConfigError, Fault
-from data_pipeline.schema import Section, apply_override, compose, dump_yaml, parse_yaml, section_faults, validate
+from data_pipeline.schema import Section, apply_override, compose, section_faults, validate
+from data_pipeline.yaml_text import dump_yaml, parse_yaml
 
 
 class Inner(Section):

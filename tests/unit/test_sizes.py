@@ -9,7 +9,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import MarianConfig, MarianMTModel
 
-from data_pipeline.schema import read_yaml, validate
+from data_pipeline.schema import validate
+from data_pipeline.yaml_text import read_yaml
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, DropoutKey
 from megatron_lite.models.build import build_model

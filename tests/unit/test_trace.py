@@ -16,8 +16,8 @@ from data_pipeline.errors import ConfigError, DataError
 from data_pipeline.loader import NO_TARGET, RowSource
 from data_pipeline.packing import PLAN_VERSIONS
 from data_pipeline.trace import find_document, samples_of, trace
-from launcher.commands.data import _rows as rows_of
-from launcher.commands.data import trace as trace_command
+from launcher.commands.trace import rows_of
+from launcher.commands.trace import trace as trace_command
 from launcher.step_samples import samples_of_steps
 from tests.corpus_fixtures import config, write_corpus
 from tests.data_fixtures import tiny_dataset
