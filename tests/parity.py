@@ -181,7 +181,10 @@ class SyntheticPairRows(SyntheticRows):
             target = np.concatenate([2 * source % self._vocabulary, [3, BEGIN]])[: left[1]]
             pairs.append((source.astype(np.int64), target.astype(np.int64)))
             left = [left[0] - source.size, left[1] - target.size]
-        return assemble_pairs(pairs, source_length=SOURCE_LENGTH, target_length=LENGTH, begin_id=BEGIN, token_bytes=self._bytes)
+        sides = [[pair[side] for pair in pairs] for side in (0, 1)]
+        tokens, lengths = np.concatenate([*sides[0], *sides[1]]), [[text.size for text in side] for side in sides]
+        room = {"source_length": SOURCE_LENGTH, "target_length": LENGTH}
+        return assemble_pairs(tokens, *lengths, **room, begin_id=BEGIN, token_bytes=self._bytes)
 
 
 def rows_for(model: ModelConfig) -> SyntheticRows:
