@@ -122,14 +122,15 @@ def export(
     run: Run,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder to write; it must not exist.", show_default=False)],
     overrides: Overrides = None,
+    family: Annotated[str, typer.Option(help="auto (the first that can hold the model), or one of them: gpt2, llama, ....")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto (as it was trained), fp32, bf16 or fp16.")] = "auto",
     max_file_size: Annotated[str, typer.Option("--max-file-size", help="Larger weights are split into several files.")] = "5GB",
     force: Annotated[bool, typer.Option("--force", help="Replace the model that is there.")] = False,
 ) -> None:
-    """The newest checkpoint as a Hugging Face folder: LlamaForCausalLM, tokenizer, generation config."""
+    """The newest checkpoint as a Hugging Face folder: a Llama, GPT-2 or other model of theirs, tokenizer, generation config."""
     from launcher.commands.export import export_run
 
-    export_run(run, overrides or [], to=to, dtype=dtype, max_file_size=max_file_size, force=force)
+    export_run(run, overrides or [], to=to, family=family, dtype=dtype, max_file_size=max_file_size, force=force)
 
 
 @app.command("import")

@@ -120,7 +120,7 @@ def _of_folder(folder: Path) -> SavedTokenizer:
         if (folder / name).is_file():
             known |= {key: value for key, value in _json(folder / name).items() if value is not None}
     ends = known.get("eos_token_id", [])
-    begin = known.get("bos_token_id")
+    begin = known.get("decoder_start_token_id", known.get("bos_token_id"))  # the former of an encoder-decoder
     return SavedTokenizer(path, begin, tuple(ends) if isinstance(ends, list) else (ends,))
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from launcher.commands.export import DTYPES
+from megatron_lite.checkpoint.huggingface.catalogue import family_for
 from megatron_lite.checkpoint.huggingface.export import CHUNK_ELEMENTS, export_weights
 from megatron_lite.checkpoint.huggingface.families import to_tree
-from megatron_lite.checkpoint.huggingface.llama import LLAMA
 from megatron_lite.checkpoint.manifest import read_manifest
 from megatron_lite.checkpoint.save import save_checkpoint
 from megatron_lite.checkpoint.slices import model_slices
@@ -38,6 +38,76 @@ MODELS = {
 }
 
 
+_TINY: dict[str, Any] = {**_BASE.model_dump(), "num_hidden_layers": 3, "init": {"std": 0.2}}
+_LAYER_NORM = {"type": "layer_norm", "bias": True}
+_LONGER = {"factor": 4.0, "original_max_position_embeddings": 8}
+_BIASES = {"qkv_bias": True, "o_bias": True}
+_PLAIN = {"gated": False, "bias": True}
+_GEMMA = {"mlp": {"activation": "gelu_pytorch_tanh"}, "embedding_multiplier": "sqrt_hidden_size"}
+_BUCKETS = {"type": "t5", "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
+_T5 = {
+    "family": "seq2seq",
+    "encoder": {"num_hidden_layers": 2},
+    "num_key_value_heads": None,
+    "position": _BUCKETS,
+    "attention": {"scale": 1.0},
+    "init": {"std": 0.02},  # scores are not divided: with larger weights rounding alone would show
+}
+# Of every architecture: (its model_type, what of the model section makes it one).
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama3": ("llama", {"rope": {"theta": 100.0, "scaling": {"type": "llama3", **_LONGER}}, "head_dim": 32}),
+    "llama-yarn-biases": ("llama", {"rope": {"scaling": {"type": "yarn", **_LONGER}}, "attention": _BIASES, "mlp": {"bias": True}}),
+    "llama-linear-gelu": ("llama", {"rope": {"scaling": {"type": "linear", "factor": 2.0}}, "mlp": {"activation": "gelu"}}),
+    "mistral": ("mistral", {"attention": {"sliding_window": 8}}),
+    "qwen2": ("qwen2", {"attention": {"qkv_bias": True}, "tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"attention": {"qk_norm": "rms_norm"}, "head_dim": 32, "rms_norm_eps": 1e-3}),
+    "qwen3-window": ("qwen3", {"attention": {"qk_norm": "rms_norm", "sliding_window": 8, "global_every": 3, **_BIASES}}),
+    "gpt2": (
+        "gpt2",
+        {
+            "num_key_value_heads": None,
+            "position": {"type": "learned"},
+            "norm": _LAYER_NORM,
+            "mlp": {"activation": "gelu_pytorch_tanh", **_PLAIN},
+            "attention": _BIASES,
+            "tie_word_embeddings": True,
+            "layer_norm_eps": 1e-3,
+        },
+    ),
+    "gemma": ("gemma", {**_GEMMA, "norm": {"zero_centred": True}, "tie_word_embeddings": True, "head_dim": 32}),
+    "gemma2": (
+        "gemma2",
+        {
+            **_GEMMA,
+            "norm": {"zero_centred": True, "placement": "sandwich"},
+            "attention": {"scale": 50**-0.5, "logit_softcapping": 5.0, "sliding_window": 8, "global_every": 2},
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "t5": ("t5", {**_T5, "mlp": {"activation": "relu", "gated": False}, "tie_word_embeddings": True, "logit_scale": 0.125}),
+    "t5-1.1": ("t5", {**_T5, "mlp": {"activation": "gelu_pytorch_tanh"}, "head_dim": 32, "rms_norm_eps": 1e-3}),
+    "marian": (
+        "marian",
+        {
+            "family": "seq2seq",
+            "encoder": {"num_hidden_layers": 2},
+            "num_key_value_heads": None,
+            "position": {"type": "sinusoidal"},
+            "norm": {**_LAYER_NORM, "placement": "post"},
+            "mlp": {"activation": "relu", **_PLAIN},
+            "attention": _BIASES,
+            "embedding_multiplier": "sqrt_hidden_size",
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+
+
+def architecture(name: str, **changes: Any) -> ModelConfig:
+    """A small model of one of ARCHITECTURES."""
+    return ModelConfig.model_validate({**_TINY, **ARCHITECTURES[name][1], **changes})
+
+
 def trained(config: ModelConfig, *, seed: int = 3, noise: float = 0.1) -> torch.nn.Module:
     """A model none of whose weights is as it was made: norms and all differ from their defaults."""
     model = build_model(config, ProcessGroups.single(), seed=seed)
@@ -56,14 +126,23 @@ def checkpoint(root: Path, model: torch.nn.Module) -> Path:
 
 
 def export(
-    path: Path, folder: Path, *, dtype: str = "fp32", max_file_bytes: int = 10**9, chunk_elements: int = CHUNK_ELEMENTS, **keys: Any
+    path: Path,
+    folder: Path,
+    *,
+    to: str = "auto",
+    dtype: str = "fp32",
+    max_file_bytes: int = 10**9,
+    chunk_elements: int = CHUNK_ELEMENTS,
+    **keys: Any,
 ) -> Path:
     """The checkpoint as a folder with weights and config.json; `keys` change the latter."""
     folder.mkdir(parents=True, exist_ok=True)
     manifest = read_manifest(path)
     config = ModelConfig.model_validate(manifest.state.model)
-    export_weights(path, manifest, folder, LLAMA.names(config), dtype=dtype, max_file_bytes=max_file_bytes, chunk_elements=chunk_elements)
-    write_config(folder, {**to_tree(LLAMA, config), "dtype": DTYPES[dtype], **keys})
+    family = family_for(config, to)
+    places = family.places(config)
+    export_weights(path, manifest, folder, places, dtype=dtype, max_file_bytes=max_file_bytes, chunk_elements=chunk_elements)
+    write_config(folder, {**to_tree(family, config), "dtype": DTYPES[dtype], **keys})
     return folder
 
 

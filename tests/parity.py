@@ -78,6 +78,16 @@ MODELS = {
             ),
         }
     ),
+    "gpt2": _BASE.model_copy(
+        update={
+            "num_key_value_heads": None,
+            "position": PositionConfig(type="learned"),
+            "norm": NormConfig(type="layer_norm", bias=True),
+            "mlp": MLPConfig(activation="gelu_pytorch_tanh", gated=False, bias=True),
+            "attention": AttentionConfig(qkv_bias=True, o_bias=True),
+            "tie_word_embeddings": True,
+        }
+    ),
     "tiny-vocabulary": _BASE.model_copy(update={"vocab_size": 9}),  # at tp 4 the last rank holds padding only
     "seq2seq": _BASE.model_copy(update={"family": "seq2seq", "tie_word_embeddings": True}),  # one matrix for source, target and output
     "seq2seq-apart": _BASE.model_copy(

@@ -14,8 +14,8 @@ from data_pipeline.errors import CheckpointError, ConfigError, Fault
 from data_pipeline.schema import validate
 from data_pipeline.storage import atomic_folder
 from launcher.saved_config import read_config, run_of
-from megatron_lite.checkpoint.huggingface.families import left_behind, to_tree
-from megatron_lite.checkpoint.huggingface.llama import LLAMA
+from megatron_lite.checkpoint.huggingface.catalogue import family_for
+from megatron_lite.checkpoint.huggingface.families import Family, left_behind, to_tree
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.sizes import num_parameters
 
@@ -23,7 +23,9 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
-def export_run(path: Path, overrides: Sequence[str], *, to: Path, dtype: str, max_file_size: str, force: bool) -> None:
+def export_run(
+    path: Path, overrides: Sequence[str], *, to: Path, family: str = "auto", dtype: str, max_file_size: str, force: bool
+) -> None:
     """Write the newest checkpoint of a run, or the one at `path`, to the folder `to`. Raises ConfigError for what the
     architecture can't represent, DataError for another tokenizer's data, CheckpointError where there is no usable checkpoint."""
     config = read_config(run_of(path), overrides)
@@ -41,17 +43,17 @@ def export_run(path: Path, overrides: Sequence[str], *, to: Path, dtype: str, ma
 
     info = find_checkpoint(path, config, ProcessGroups.single())
     model = validate(ModelConfig, info.state.model, prefix=f"{info.path}: model")
-    tree = to_tree(LLAMA, model)
+    architecture = family_for(model, family)
+    tree = to_tree(architecture, model)
     dataset = dataset_of(config, info.state, info.path)
     try:
         with atomic_folder(to, replace=True) as folder:
-            files = export_weights(
-                info.path, read_manifest(info.path), folder, LLAMA.names(model), dtype=dtype, max_file_bytes=max_file_bytes
-            )
+            places = architecture.places(model)
+            files = export_weights(info.path, read_manifest(info.path), folder, places, dtype=dtype, max_file_bytes=max_file_bytes)
             write_texts(folder, tree, dataset, model, dtype=dtype)
     except OSError as error:
         raise CheckpointError(f"{to} was not written: {error.strerror or error}") from None
-    report(to, model, dataset, files=files, dtype=dtype, source=f"step {info.state.step} of {info.path}")
+    report(to, architecture, model, dataset, files=files, dtype=dtype, source=f"step {info.state.step} of {info.path}")
 
 
 def target_faults(to: Path, *, force: bool) -> list[Fault]:
@@ -76,14 +78,16 @@ def write_texts(folder: Path, tree: dict[str, Any], dataset: Dataset, model: Mod
     """config.json, generation_config.json and the tokenizer's files; its tokenizer.json is the dataset's, byte for byte."""
     begin = dataset.vocabulary.begin_id
     ids = {"bos_token_id": begin, "eos_token_id": dataset.eod_id}
-    name = DTYPES[dtype]
+    name, pairs = DTYPES[dtype], model.family == "seq2seq"
+    ids |= {"decoder_start_token_id": begin, "pad_token_id": dataset.eod_id} if pairs else {}
     write_json(folder / "config.json", {**tree, **ids, "dtype": name, "torch_dtype": name})  # transformers 5, transformers 4
-    # batches are padded with the end, on the left, where prompts of any length end together; not in config.json, where it would
-    # take the end's embedding out of training
+    # batches are padded with the end, on the left, where prompts of any length end together; sources on the right, since positions
+    # count from the first place. Not in config.json, where it would take the end's embedding out of training, but where targets are
+    # made of labels
     write_json(folder / "generation_config.json", {**ids, "pad_token_id": dataset.eod_id})
     facts = dataset.manifest.tokenizer
     special = {"eos_token": facts["eod_token"], "bos_token": facts.get("bos_token") or facts["eod_token"]}
-    special |= {"pad_token": facts["eod_token"], "padding_side": "left"}
+    special |= {"pad_token": facts["eod_token"], "padding_side": "right" if pairs else "left"}
     tokenizer = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
@@ -98,14 +102,16 @@ def write_json(path: Path, tree: dict[str, Any]) -> None:
     path.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def report(to: Path, model: ModelConfig, dataset: Dataset, *, files: list[str], dtype: str, source: str) -> None:
+def report(to: Path, family: Family, model: ModelConfig, dataset: Dataset, *, files: list[str], dtype: str, source: str) -> None:
     number = f"{len(files)} files" if len(files) > 1 else "one file"
-    print(f"{to}: {LLAMA.architecture}, {num_parameters(model):,} parameters in {dtype}, {number}, from {source}")
+    print(f"{to}: {family.architecture}, {num_parameters(model):,} parameters in {dtype}, {number}, from {source}")
     if dtype != "fp32":
         print(f"  weights are rounded to {dtype}; --dtype fp32 keeps the checkpoint's own numbers")
-    for left in left_behind(LLAMA, model):
+    for left in left_behind(family, model):
         print(f"  {left} is for training only and does not go along")
-    if not _begins_texts(dataset):
+    if model.family == "seq2seq":
+        print("  every source was read with the end token behind it: put tokenizer.eos_token there")
+    elif not _begins_texts(dataset):
         print("  every document was trained on from a begin token: put tokenizer.bos_token before a prompt, as `mlite generate` does")
     print(f"  back again: checkpoint.init_from=hf:{to}")
 

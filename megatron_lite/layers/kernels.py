@@ -138,6 +138,7 @@ def attention(
     allowed, num_queries, num_keys = mask.allowed, q.shape[2], k.shape[2]
     if mask.bias is not None:
         allowed = mask.bias if mask.bias.dim() == 4 else mask.bias[None]
+        allowed = allowed.to(torch.promote_types(allowed.dtype, q.dtype))  # SDPA takes the bytes of an fp32 bias for float64's
     if allowed is None and serves(q, k):
         return tiled_attention(q, k, v, None, window=mask.window)
     cut_short = mask.window is not None and mask.window < num_keys

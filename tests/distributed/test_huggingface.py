@@ -24,6 +24,7 @@ CASES = [
     Case(tp=4, stage=0, model="tiny-vocabulary"),  # the last rank's vocabulary is padding
     Case(dp=2, stage=2, model="gqa", precision="bf16"),
     Case(tp=2, stage=None, model="mqa"),
+    Case(tp=2, dp=2, stage=3, model="gpt2"),  # matrices the other way round, q, k and v in one
 ]
 
 

@@ -208,3 +208,11 @@ def test_what_can_not_be_is_refused(how: dict[str, Any], fault: str) -> None:
     with pytest.raises(ConfigError) as error:
         validate(ModelConfig, {**TINY, "attention": how}, prefix="model")
     assert fault in str(error.value) and len(error.value.faults) == 1, error.value
+
+
+def test_a_bias_is_the_same_in_float64() -> None:
+    """SDPA doesn't convert a narrower bias: scores of float64 would get other numbers, without an error."""
+    q, k, v = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(1))
+    mask = AttentionMask(bias=torch.randn(4, 5, 5, generator=torch.Generator().manual_seed(2)))
+    wide = attention(q.double(), k.double(), v.double(), mask=mask)
+    torch.testing.assert_close(wide.float(), attention(q, k, v, mask=mask))

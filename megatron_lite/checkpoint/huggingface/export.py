@@ -13,6 +13,7 @@ import torch
 
 from data_pipeline.errors import CheckpointError
 from megatron_lite.checkpoint.huggingface.folder import INDEX, SINGLE
+from megatron_lite.checkpoint.huggingface.tensors import Place
 from megatron_lite.checkpoint.load import execute
 from megatron_lite.checkpoint.manifest import Manifest
 from megatron_lite.checkpoint.plan import Index, make_plan
@@ -35,35 +36,56 @@ def export_weights(
     checkpoint: Path,
     manifest: Manifest,
     folder: Path,
-    names: Mapping[str, tuple[str, tuple[int, ...]]],
+    places: Mapping[str, Place],
     *,
     dtype: str,
     max_file_bytes: int,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> list[str]:
-    """Write the master weights under their names, {logical name: (their name, shape)}; the names of the files.
+    """Write the master weights where they lie in theirs, in the order of `places`; the names of the files. A matrix that theirs
+    has the other way round stands whole in memory for a while.
 
     Raises CheckpointError for names that the checkpoint has not, damaged bytes, and numbers that `dtype` can't hold.
     """
-    _check_names(checkpoint, manifest, names)
+    _check_names(checkpoint, manifest, places)
     item = DTYPES[dtype][0].itemsize
-    files = share_out(dict(names.values()), item_bytes=item, max_file_bytes=max_file_bytes)
-    place = {name: file.name for file in files for name in file.shapes}
-    parts = read_in_order(checkpoint, manifest, list(names), chunk_elements=chunk_elements)
+    shapes = {place.theirs: place.stored_shape for place in places.values()}
+    turned = {place.theirs for place in places.values() if place.transposed}
+    files = share_out(shapes, item_bytes=item, max_file_bytes=max_file_bytes)
+    read = read_in_order(checkpoint, manifest, list(places), chunk_elements=chunk_elements)
+    parts = _in_their_order(((ours, _converted(values, dtype, ours)) for ours, values in read), places, turned)
     for file in files:
         with open(folder / file.name, "wb") as out:
             out.write(header(file.shapes, dtype))
-            left = sum(math.prod(shape) for shape in file.shapes.values())
-            while left:
-                ours, values = next(parts)
-                assert place[names[ours][0]] == file.name, (ours, file.name)
-                out.write(_converted(values, dtype, ours).view(torch.uint8).numpy().data)
-                left -= values.numel()
+            for theirs, shape in file.shapes.items():
+                left = math.prod(shape)
+                while left:
+                    ours, values = next(parts)
+                    assert places[ours].theirs == theirs, (ours, theirs)
+                    out.write(values.view(torch.uint8).numpy().data)
+                    left -= values.numel()
     if len(files) > 1:
-        total = sum(math.prod(shape) for _, shape in names.values())
-        tree = {"metadata": {"total_size": total * item, "total_parameters": total}, "weight_map": place}
+        total = sum(math.prod(shape) for shape in shapes.values())
+        weight_map = {name: file.name for file in files for name in file.shapes}
+        tree = {"metadata": {"total_size": total * item, "total_parameters": total}, "weight_map": weight_map}
         (folder / INDEX).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
     return [file.name for file in files]
+
+
+def _in_their_order(
+    parts: Iterator[tuple[str, torch.Tensor]], places: Mapping[str, Place], turned: set[str]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parts, those of a matrix that is to be turned put together before."""
+    held: list[torch.Tensor] = []
+    for ours, part in parts:
+        place = places[ours]
+        if place.theirs not in turned:
+            yield ours, part
+            continue
+        held.append(part.clone())
+        if sum(each.numel() for each in held) == math.prod(place.stored_shape):
+            yield ours, torch.cat(held).view(place.stored_shape[::-1]).t().reshape(-1)
+            held = []
 
 
 def read_in_order(
@@ -137,10 +159,10 @@ def _converted(values: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
     return converted
 
 
-def _check_names(checkpoint: Path, manifest: Manifest, names: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    missing = sorted(names.keys() - manifest.tensors.keys())
-    unexpected = sorted(manifest.tensors.keys() - names.keys())
-    other = [name for name, (_, shape) in names.items() if name in manifest.tensors and manifest.tensors[name].shape != shape]
+def _check_names(checkpoint: Path, manifest: Manifest, places: Mapping[str, Place]) -> None:
+    missing = sorted(places.keys() - manifest.tensors.keys())
+    unexpected = sorted(manifest.tensors.keys() - places.keys())
+    other = [name for name, place in places.items() if name in manifest.tensors and manifest.tensors[name].shape != place.shape]
     faults = [
         f"{what} {', '.join(found[:12])}"
         for what, found in (("lacks", missing), ("has", unexpected), ("has other shapes of", other))

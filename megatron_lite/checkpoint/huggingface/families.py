@@ -9,25 +9,37 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from data_pipeline.errors import ConfigError, Fault
 from data_pipeline.schema import validate
+from megatron_lite.checkpoint.huggingface.tensors import Place, Tensor, places
 from megatron_lite.model_config import ModelConfig
 
 REQUIRED = object()
-_ABSENT = object()
+ABSENT = object()
 
 
 @dataclass(frozen=True)
 class Key:
-    """A number that both configs have. Several names of theirs are spellings of different versions, all written, all read."""
+    """A number or word that both configs have. Several names of theirs are spellings of different versions, all written, all read."""
 
     ours: str  # dotted, below `model`
     theirs: tuple[str, ...]  # dotted, in config.json
-    default: object = REQUIRED  # what they take where config.json is silent
+    default: object = REQUIRED  # what they take where config.json is silent; a function of config.json where it depends
     computes: bool = True  # it changes what trained weights compute; else only how they are trained or how far they reach
+    words: Mapping[object, tuple[object, ...]] | None = None  # by our word theirs, the first of which is written; null: the same
+
+
+@dataclass(frozen=True)
+class Together:
+    """Keys of ours that theirs say in some other way. Both functions raise ConfigError for what the other side has no word for."""
+
+    ours: tuple[str, ...]  # dotted; with a dot at the end all that is below
+    write: Callable[[ModelConfig], dict[str, Any]]  # to keys of config.json
+    read: Callable[[Mapping[str, Any], str], dict[str, object]]  # from config.json, which is at this place, to dotted keys of ours
 
 
 @dataclass(frozen=True)
@@ -39,59 +51,64 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """The same tensor under both names, of the same layout; `{layer}` is the layer's number. `shape` in letters of `sizes`."""
-
-    ours: str
-    theirs: str
-    shape: str
-    untied: bool = False  # absent where the head is the embedding
-
-
-@dataclass(frozen=True)
 class Family:
     """Everything that is known of one architecture of theirs."""
 
     architecture: str
     model_type: str
     keys: tuple[Key, ...]
-    written: Mapping[str, object]  # what config.json says besides
-    fixed: tuple[Fixed, ...]
-    training_only: tuple[str, ...]  # keys of ours that they have no place for, and that trained weights don't need
     tensors: tuple[Tensor, ...]
-    ignored: str  # a pattern of their tensors that hold nothing learnt
-    limits: Callable[[ModelConfig], list[Fault]]  # what their library refuses to build
+    ignored: str  # a pattern of their tensors that hold nothing learnt, and of copies
+    demands: Mapping[str, object] = field(default_factory=dict)  # dotted keys of ours that must be so; others unnamed are as by default
+    together: tuple[Together, ...] = ()
+    written: Mapping[str, object] = field(default_factory=dict)  # what config.json says besides
+    fixed: tuple[Fixed, ...] = ()
+    training_only: tuple[str, ...] = ()  # keys of ours that they have no place for, and that trained weights don't need
+    unread: tuple[str, ...] = ()  # keys of ours that nothing reads in such a model
+    limits: Callable[[ModelConfig], list[Fault]] = lambda _: []  # what else their library refuses to build
+    zeros: str = "^"  # a pattern of their tensors that ours lacks, and that must be all zero
+    base: str = ""  # what names of tensors begin with, and do not where their bare model without a head was saved
 
-    def names(self, config: ModelConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """(their name, shape) of every logical tensor, in the order of their files."""
-        lengths = sizes(config)
-        found = {}
-        for number, row in _rows(self.tensors, config.num_hidden_layers):
-            if not (row.untied and config.tie_word_embeddings):
-                shape = tuple(lengths[letter] for letter in row.shape)
-                found[row.ours.format(layer=number)] = (row.theirs.format(layer=number), shape)
-        return found
+    @cached_property
+    def known(self) -> tuple[str, ...]:
+        """Keys of ours that the family says something of, or that are of no matter to it."""
+        spoken = [key.ours for key in self.keys] + [ours for group in self.together for ours in group.ours]
+        return (*spoken, *self.demands, *self.training_only, *self.unread)
+
+    @cached_property
+    def without_effect(self) -> tuple[str, ...]:
+        """Keys of ours that don't change what trained weights compute."""
+        return (*(key.ours for key in self.keys if not key.computes), *self.training_only, *self.unread)
+
+    def places(self, config: ModelConfig) -> dict[str, Place]:
+        """Where every logical tensor lies, in the order of their files."""
+        return places(self.tensors, config, values_of(config))
+
+    def named(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Tensors of a folder by the table's names, which those of a model that was saved without its head lack the beginning of."""
+        bare = self.base and not any(name.startswith(self.base) for name in stored)
+        return {f"{self.base}{name}" if bare else name: tensor for name, tensor in stored.items()}
 
     def is_ignored(self, name: str, config: ModelConfig) -> bool:
         """Whether their tensor may stand in a file without being read: constants, and the copy of a tied head."""
-        tied = {row.theirs for row in self.tensors if row.untied} if config.tie_word_embeddings else set()
+        tied = {row.theirs for row in self.tensors if row.when == UNTIED} if config.tie_word_embeddings else set()
         return name in tied or re.fullmatch(self.ignored, name) is not None
 
 
-def sizes(config: ModelConfig) -> dict[str, int]:
-    """Lengths of dims by letter: V vocabulary, D model, Q all query heads, K all key-value heads, F feed-forward."""
-    queries, keys = config.num_attention_heads * config.head_size, config.kv_heads * config.head_size
-    return {"V": config.vocabulary, "D": config.hidden_size, "Q": queries, "K": keys, "F": config.intermediate_size}
+UNTIED = ("tie_word_embeddings", False)
 
 
-def _rows(rows: tuple[Tensor, ...], num_layers: int) -> Iterator[tuple[int, Tensor]]:
-    """Rows of layers once for each layer, where the first of them stands."""
-    layered = [row for row in rows if "{layer}" in row.ours]
-    for row in rows:
-        if row not in layered:
-            yield 0, row
-        elif row is layered[0]:
-            yield from ((number, each) for number in range(num_layers) for each in layered)
+def names(key: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a dotted key is among these, or below one that ends with a dot."""
+    return any(key.startswith(pattern) if pattern.endswith(".") else key == pattern for pattern in patterns)
+
+
+def values_of(config: ModelConfig) -> dict[str, Any]:
+    """The model section by dotted key, numbers in the place of those nulls that stand for one."""
+    values = dict(leaves(config.model_dump(mode="json"))) | {"num_key_value_heads": config.kv_heads, "head_dim": config.head_size}
+    if config.encoder_layers:
+        values["encoder.num_hidden_layers"] = config.encoder_layers
+    return values
 
 
 # ------------------------------------------------------------------------------------------------------------ ours to theirs
@@ -99,29 +116,61 @@ def _rows(rows: tuple[Tensor, ...], num_layers: int) -> Iterator[tuple[int, Tens
 
 def to_tree(family: Family, config: ModelConfig) -> dict[str, Any]:
     """config.json without the special ids. Raises ConfigError naming every key that the architecture can't represent."""
-    values, defaults = dict(leaves(config.model_dump(mode="json"))), dict(leaves(ModelConfig().model_dump(mode="json")))
-    known = {key.ours for key in family.keys} | set(family.training_only)
-    faults = [
-        Fault(f"model.{name}", value, repr(defaults.get(name)), f"{family.architecture} has no counterpart: it can't be exported")
-        for name, value in values.items()
-        if name not in known and value != defaults.get(name, _ABSENT)
-    ]
-    faults += family.limits(config)
+    faults = obstacles(family, config)
     if faults:
         raise ConfigError(faults)
-    values |= {"num_key_value_heads": config.kv_heads, "head_dim": config.head_size}
+    values = values_of(config)
     tree: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type, **copy.deepcopy(dict(family.written))}
     for key in family.keys:
         for theirs in key.theirs:
-            _put(tree, theirs, values[key.ours])
+            _put(tree, theirs, values[key.ours] if key.words is None else key.words[values[key.ours]][0])
+    for group in family.together:
+        tree |= group.write(config)
     return tree
+
+
+def obstacles(family: Family, config: ModelConfig) -> list[Fault]:
+    """Everything of this model that the architecture has no counterpart for."""
+    values, defaults = values_of(config), _defaults(config)
+    fix = f"{family.architecture} has no counterpart: it can't be exported"
+    faults = [
+        Fault(f"model.{name}", value, repr(defaults.get(name)), fix)
+        for name, value in values.items()
+        if not names(name, family.known) and value != defaults.get(name, ABSENT)
+    ]
+    faults += [
+        Fault(f"model.{name}", values[name], repr(wanted), f"{family.architecture} has nothing else: it can't be exported")
+        for name, wanted in family.demands.items()
+        if not _same(values[name], wanted)
+    ]
+    faults += [
+        Fault(f"model.{key.ours}", values[key.ours], " or ".join(map(repr, key.words)), fix)
+        for key in family.keys
+        if key.words is not None and values[key.ours] not in key.words
+    ]
+    if faults:
+        return faults
+    for group in family.together:
+        try:
+            group.write(config)
+        except ConfigError as error:
+            faults += error.faults
+    return faults + family.limits(config)
+
+
+def _defaults(config: ModelConfig) -> dict[str, Any]:
+    """By dotted key; of nulls that stand for a number, that of this model."""
+    size, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
+    head = {"head_dim": size // heads} if size % heads == 0 else {}
+    resolved = {"num_key_value_heads": heads, "encoder.num_hidden_layers": layers if config.encoder_layers else None, **head}
+    return {**dict(leaves(ModelConfig().model_dump(mode="json"))), **resolved}
 
 
 def left_behind(family: Family, config: ModelConfig) -> list[str]:
     """Settings of training that differ from their defaults and don't go along, as `key value`."""
     defaults = dict(leaves(ModelConfig().model_dump(mode="json")))
     values = leaves(config.model_dump(mode="json"))
-    return [f"model.{name} {value}" for name, value in values if name in family.training_only and value != defaults[name]]
+    return [f"model.{name} {value}" for name, value in values if names(name, family.training_only) and value != defaults[name]]
 
 
 # ------------------------------------------------------------------------------------------------------------ theirs to ours
@@ -133,33 +182,52 @@ def from_tree(families: tuple[Family, ...], tree: Mapping[str, Any], *, where: s
     faults = [
         Fault(f"{where}: {fixed.theirs}", found, " or ".join(map(repr, fixed.allowed)), "this program has no such layer")
         for fixed in family.fixed
-        if (found := _get(tree, fixed.theirs)) is not _ABSENT and not any(_same(found, value) for value in fixed.allowed)
+        if (found := get(tree, fixed.theirs)) is not ABSENT and not any(_same(found, value) for value in fixed.allowed)
     ]
     values: dict[str, Any] = {}
+    for name, value in family.demands.items():
+        _put(values, name, value)
     for key in family.keys:
-        found = {name: value for name in key.theirs if (value := _get(tree, name)) is not _ABSENT and value is not None}
-        distinct = list(found.values())
-        if any(not _same(value, distinct[0]) for value in distinct):
-            faults.append(Fault(f"{where}: {' and '.join(found)}", distinct, "the same value", "two versions of one key disagree"))
-        elif distinct or key.default is not REQUIRED:
-            _put(values, key.ours, distinct[0] if distinct else key.default)
-        else:
-            faults.append(Fault(f"{where}: {key.theirs[0]}", None, "a value", "the folder's config.json is incomplete"))
+        value, fault = _read(key, tree, where)
+        faults += [fault] if fault else []
+        _put(values, key.ours, value)
+    for group in family.together:
+        try:
+            for name, value in group.read(tree, where).items():
+                _put(values, name, value)
+        except ConfigError as error:
+            faults += error.faults
     if faults:
         raise ConfigError(faults)
     return family, validate(ModelConfig, values, prefix=where)
 
 
+def _read(key: Key, tree: Mapping[str, Any], where: str) -> tuple[Any, Fault | None]:
+    """Our value of a key, and what is wrong with theirs."""
+    found = {name: value for name in key.theirs if (value := get(tree, name)) is not ABSENT and value is not None}
+    distinct = list(found.values())
+    if any(not _same(value, distinct[0]) for value in distinct):
+        return None, Fault(f"{where}: {' and '.join(found)}", distinct, "the same value", "this program has one for all of them")
+    value = distinct[0] if distinct else key.default
+    value = value(tree) if callable(value) else value
+    if value is REQUIRED:
+        return None, Fault(f"{where}: {key.theirs[0]}", None, "a value", "the folder's config.json is incomplete")
+    if key.words is None:
+        return value, None
+    ours = [word for word, theirs in key.words.items() if any(_same(value, each) for each in theirs)]
+    if not ours:
+        known = " or ".join(repr(word) for theirs in key.words.values() for word in theirs)
+        return None, Fault(f"{where}: {key.theirs[0]}", value, known, "this program has no such layer")
+    return ours[0], None
+
+
 def differences(family: Family, ours: ModelConfig, theirs: ModelConfig, *, where: str) -> list[Fault]:
     """Every key of the run's model section with which weights made for `theirs` would compute something else."""
-    one, other = (
-        {**dict(leaves(model.model_dump(mode="json"))), "num_key_value_heads": model.kv_heads, "head_dim": model.head_size}
-        for model in (ours, theirs)
-    )
+    one, other = values_of(ours), values_of(theirs)
     return [
-        Fault(f"model.{key.ours}", one[key.ours], f"{other[key.ours]!r} as in {where}", f"set model.{key.ours}={_yaml(other[key.ours])}")
-        for key in family.keys
-        if key.computes and not _same(one[key.ours], other[key.ours])
+        Fault(f"model.{name}", one.get(name), f"{other.get(name)!r} as in {where}", f"set model.{name}={_yaml(other.get(name))}")
+        for name in dict.fromkeys([*one, *other])
+        if not names(name, family.without_effect) and not _same(one.get(name), other.get(name))
     ]
 
 
@@ -181,11 +249,12 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def _get(tree: Mapping[str, Any], dotted: str) -> Any:
+def get(tree: Mapping[str, Any], dotted: str) -> Any:
+    """The value of a dotted key, or ABSENT."""
     node: Any = tree
     for part in dotted.split("."):
         if not isinstance(node, Mapping) or part not in node:
-            return _ABSENT
+            return ABSENT
         node = node[part]
     return node
 
@@ -203,4 +272,4 @@ def _same(one: object, other: object) -> bool:
 
 
 def _yaml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

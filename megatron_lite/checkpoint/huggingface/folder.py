@@ -1,8 +1,9 @@
-"""A Hugging Face model folder, opened: its config, and which file holds which tensor. Reads headers only, without torch."""
+"""A Hugging Face model folder, opened: its config, and which file holds which tensor. Without torch; of files mostly headers."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from data_pipeline.errors import CheckpointError, ConfigError, Fault
+from megatron_lite.checkpoint.huggingface.catalogue import FAMILIES
 from megatron_lite.checkpoint.huggingface.families import Family, from_tree
-from megatron_lite.checkpoint.huggingface.llama import FAMILIES
 from megatron_lite.model_config import ModelConfig
 
 SINGLE = "model.safetensors"
@@ -25,6 +26,7 @@ class Stored:
     """One tensor as a file holds it."""
 
     file: Path
+    name: str
     shape: tuple[int, ...]
     dtype: str
 
@@ -61,9 +63,12 @@ def open_tensors(folder: Path) -> dict[str, Stored]:
 
 def check_tensors(folder: Path, stored: Mapping[str, Stored], family: Family, config: ModelConfig) -> None:
     """Raises CheckpointError naming every tensor that is missing, unexpected, of another shape or of a type that we don't read."""
-    wanted = dict(family.names(config).values())
+    stored = family.named(stored)
+    wanted = {place.theirs: place.stored_shape for place in family.places(config).values()}
     missing = [name for name in wanted if name not in stored]
     unexpected = [name for name in stored if name not in wanted and not family.is_ignored(name, config)]
+    nonzero = [name for name in unexpected if re.fullmatch(family.zeros, name) and not _is_zero(stored[name])]
+    unexpected = [name for name in unexpected if not re.fullmatch(family.zeros, name)]
     shared = [name for name in wanted if name in stored]
     shapes = [
         f"{name}: {list(stored[name].shape)} instead of {list(wanted[name])}" for name in shared if stored[name].shape != wanted[name]
@@ -74,6 +79,7 @@ def check_tensors(folder: Path, stored: Mapping[str, Stored], family: Family, co
         for what, names in (
             ("missing", missing),
             ("not part of the model", unexpected),
+            ("not all zero, which this program has nothing for", nonzero),
             ("of another shape than its config.json says", shapes),
             (f"of a type other than {', '.join(_READABLE)}", dtypes),
         )
@@ -108,9 +114,17 @@ def _header(file: Path) -> dict[str, Stored]:
     try:
         with safe_open(file, framework="numpy") as opened:
             parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
-            return {name: Stored(file, tuple(part.get_shape()), part.get_dtype()) for name, part in parts.items()}
+            return {name: Stored(file, name, tuple(part.get_shape()), part.get_dtype()) for name, part in parts.items()}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{file} can't be read ({error}): it is missing or was cut off; download it again") from None
+
+
+def _is_zero(stored: Stored) -> bool:
+    with open(stored.file, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        begin, end = json.loads(file.read(length))[stored.name]["data_offsets"]
+        file.seek(8 + length + begin)
+        return not file.read(end - begin).strip(b"\0")
 
 
 def _json(path: Path) -> dict[str, Any]:

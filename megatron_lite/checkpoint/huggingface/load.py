@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from data_pipeline.errors import CheckpointError
 from megatron_lite.checkpoint.agree import raise_together
 from megatron_lite.checkpoint.huggingface.folder import check_tensors, open_tensors, read_model
+from megatron_lite.checkpoint.huggingface.tensors import Place
 from megatron_lite.checkpoint.slices import LogicalSlice, OwnedSlice, logical_slices, padding, window
 from megatron_lite.parallel.groups import ProcessGroups
 
@@ -27,19 +28,20 @@ def load_huggingface(folder: Path, slices: Sequence[OwnedSlice], groups: Process
     try:
         folder = Path(folder)
         family, config = read_model(folder)
-        stored = open_tensors(folder)
+        stored = family.named(open_tensors(folder))
         check_tensors(folder, stored, family, config)
-        names = {ours: theirs for ours, (theirs, _) in family.names(config).items()}
+        places = family.places(config)
         masters = [owned for owned in slices if owned.state == "master"]
         targets = [part for owned in masters for part in logical_slices(owned, to_write=False)]
-        _check_targets(folder, {ours: shape for ours, (_, shape) in family.names(config).items()}, targets)
+        _check_targets(folder, {ours: place.shape for ours, place in places.items()}, targets)
         with ExitStack() as stack:
             files: dict[Path, Any] = {}
             for part in targets:
-                source = stored[names[part.block.name]]
+                place = places[part.block.name]
+                source = stored[place.theirs]
                 if source.file not in files:
                     files[source.file] = stack.enter_context(safe_open(source.file, framework="pt"))
-                _fill(part, files[source.file].get_slice(names[part.block.name]))
+                _fill(part, place, files[source.file].get_slice(source.name))
         for owned in masters:
             for view in padding(owned):
                 view.zero_()
@@ -61,13 +63,19 @@ def _check_targets(folder: Path, shapes: Mapping[str, tuple[int, ...]], targets:
         raise CheckpointError(f"{folder} holds another model: {', '.join(sorted(wrong)[:12])}")
 
 
-def _fill(part: LogicalSlice, source: Any) -> None:
+def _fill(part: LogicalSlice, place: Place, source: Any) -> None:
     """Copy the slice's rectangles out of a stored matrix (a vector is one row), some rows at a time."""
-    one_row = len(part.block.shape) < 2
+    one_row, above = len(part.block.shape) < 2, place.first_row
     for top, bottom, left, right in part.block.rectangles(part.first, part.last):
         target = window(part.view, part.block, part.first, (top, bottom, left, right))
         rows = max(1, _AT_ONCE // (right - left))
         for row in range(top, bottom, rows):
             end = min(row + rows, bottom)
-            values: torch.Tensor = source[left:right] if one_row else source[row:end, left:right]
+            values: torch.Tensor
+            if one_row:
+                values = source[above + left : above + right]
+            elif place.transposed:
+                values = source[left:right, above + row : above + end].t()
+            else:
+                values = source[above + row : above + end, left:right]
             target[row - top : end - top].copy_(values)
