@@ -19,7 +19,8 @@ from megatron_lite.training.engine import Engine, build_engine
 from megatron_lite.training.step import train_step
 from tests import parity
 from tests.engine_cases import BOTH, batch_of, engine_of, micro_batches, states
-from tests.parity import MODELS, SEED, Case
+from tests.parity import SEED, Case
+from tests.parity_models import MODELS
 from tests.ranks import Ranks, groups_of
 
 # -------------------------------------------------------------------------------------------------------- partitions

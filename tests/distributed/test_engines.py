@@ -12,7 +12,8 @@ from data_pipeline.errors import NonFiniteError
 from megatron_lite.sizes import num_parameters
 from megatron_lite.training.step import train_step
 from tests.engine_cases import BOTH, STAGES, applied, batch_of, engine_of, micro_batches, norm_over_ranks, states
-from tests.parity import MODELS, SEED, Case
+from tests.parity import SEED, Case
+from tests.parity_models import MODELS
 from tests.ranks import Ranks
 
 # -------------------------------------------------------------------------------------------------------------- decay

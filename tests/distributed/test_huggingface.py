@@ -15,7 +15,8 @@ from megatron_lite.training.engine import Engine
 from tests import parity
 from tests.checkpoint_fakes import run_state
 from tests.huggingface_cases import checkpoint, export, trained
-from tests.parity import MODELS, Case
+from tests.parity import Case
+from tests.parity_models import MODELS
 from tests.ranks import pool
 
 CASES = [

@@ -3,7 +3,8 @@
 import pytest
 
 from tests import parity
-from tests.parity import LIMITS, TABLE, Case
+from tests.parity import LIMITS, Case
+from tests.parity_models import TABLE
 
 # Every value of every axis, each stage with each tensor-parallel size; `make prove` runs the whole table.
 COVERING = [

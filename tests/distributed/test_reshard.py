@@ -19,7 +19,8 @@ from megatron_lite.training.engine import Engine, build_engine
 from megatron_lite.training.step import train_step
 from tests import logical, parity
 from tests.checkpoint_fakes import run_state
-from tests.parity import BATCH, LIMITS, MODELS, SEED, Case, SyntheticRows, Trace
+from tests.parity import BATCH, LIMITS, SEED, Case, SyntheticRows, Trace
+from tests.parity_models import MODELS
 from tests.ranks import pool
 
 SAVED_AT, END = 4, 10

@@ -14,7 +14,8 @@ from megatron_lite.sizes import num_parameters
 from megatron_lite.training.statistics import watched
 from megatron_lite.training.step import train_step
 from tests import parity
-from tests.parity import BATCH, LR, MODELS, SEED, Case, SyntheticRows
+from tests.parity import BATCH, LR, SEED, Case, SyntheticRows
+from tests.parity_models import MODELS
 from tests.ranks import Ranks
 
 ALONE = Case(stage=None, model="2017")

@@ -10,7 +10,7 @@ from pathlib import Path
 import deepspeed
 import torch
 
-from tests import parity
+from tests import parity, parity_models
 from tests.parity import LIMITS, Case, Distance
 from tests.planted_faults import FAULTS
 from tests.ranks import pool
@@ -19,7 +19,7 @@ PLANTED = {
     "missing tp mark": [Case(tp=2, stage=stage) for stage in (1, 2, 3)],
     "missing gradient sum": [Case(tp=2, stage=stage, sequence_parallel=True) for stage in (0, 1, 2, 3)],
     "loss per rank": [Case(dp=2, stage=stage) for stage in (0, 1, 2, 3)],
-    "doubled KV gradient": [Case(tp=4, stage=1, model=model) for model in parity.TABLE],
+    "doubled KV gradient": [Case(tp=4, stage=1, model=model) for model in parity_models.TABLE],
 }
 
 
@@ -32,12 +32,12 @@ def layouts() -> Iterator[tuple[int, int, bool]]:
 
 def fp32_cases() -> Iterator[Case]:
     for (tp, dp, split), stage, accumulation in itertools.product(layouts(), (None, 0, 1, 2, 3), (1, 4)):
-        for model, dropout in itertools.product(parity.TABLE, (0.0, 0.1)):
+        for model, dropout in itertools.product(parity_models.TABLE, (0.0, 0.1)):
             yield Case(tp, dp, stage, split, accumulation, model, dropout)
 
 
 def bf16_cases() -> Iterator[Case]:
-    for (tp, dp, split), stage, model in itertools.product(layouts(), (None, 1, 2, 3), parity.TABLE):
+    for (tp, dp, split), stage, model in itertools.product(layouts(), (None, 1, 2, 3), parity_models.TABLE):
         yield Case(tp, dp, stage, split, accumulation=4 if dp == 2 else 1, model=model, dropout=0.1, precision="bf16")
 
 
@@ -89,7 +89,7 @@ def prove(folder: Path) -> bool:
 def _report(rows: list[tuple[Case, Distance]], bf16: list[tuple[Case, Distance, float]], faults: list[str], *, minutes: float) -> str:
     learned = [
         f"| {model} | {dropout} | {trace.losses[0]:.3f} | {trace.losses[-1]:.3f} | {sum(norm > parity.CLIP for norm in trace.grad_norms)} of {parity.STEPS} |"
-        for model, dropout in itertools.product(parity.TABLE, (0.0, 0.1))
+        for model, dropout in itertools.product(parity_models.TABLE, (0.0, 0.1))
         for trace in [parity.expected(model, dropout)]
     ]
     worst = " · ".join(
@@ -103,7 +103,7 @@ def _report(rows: list[tuple[Case, Distance]], bf16: list[tuple[Case, Distance, 
             "loss, dropout and AdamW in plain torch on one process, with none of our layers, in float64 for the fp32 rows.",
             f"torch {torch.__version__}, DeepSpeed {deepspeed.__version__}; {len(rows)} + {len(bf16)} runs, {minutes:.0f} minutes.",
             "",
-            f"{parity.STEPS} updates at lr {parity.LR} without warm-up, max_grad_norm {parity.CLIP}, {parity.BATCH} sequences of up to {parity.LENGTH} "
+            f"{parity.STEPS} updates at lr {parity.LR} without warm-up, max_grad_norm {parity.CLIP}, {parity.BATCH} sequences of up to {parity_models.LENGTH} "
             "targets in documents of unequal length, Adam's eps 1e-6.",
             "`gqa`: 4 heads, 2 KV heads, vocabulary 97, untied. `mqa`: 1 KV head, vocabulary 90, tied.",
             "",

@@ -9,7 +9,8 @@ import deepspeed
 import torch
 
 from tests import parity
-from tests.parity import EXTRAS, LIMITS, MODELS, VARIED, Case
+from tests.parity import LIMITS, Case
+from tests.parity_models import EXTRAS, MODELS, VARIED
 from tests.ranks import pool
 
 STEPS = 5
