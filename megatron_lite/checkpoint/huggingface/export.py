@@ -53,7 +53,7 @@ def export_weights(
     turned = {place.theirs for place in places.values() if place.transposed}
     files = share_out(shapes, item_bytes=item, max_file_bytes=max_file_bytes)
     read = read_in_order(checkpoint, manifest, list(places), chunk_elements=chunk_elements)
-    parts = _in_their_order(((ours, _converted(values, dtype, ours)) for ours, values in read), places, turned)
+    parts = _in_their_order(read, places, turned, dtype)
     for file in files:
         with open(folder / file.name, "wb") as out:
             out.write(header(file.shapes, dtype))
@@ -64,6 +64,7 @@ def export_weights(
                     assert places[ours].theirs == theirs, (ours, theirs)
                     out.write(values.view(torch.uint8).numpy().data)
                     left -= values.numel()
+                    del values  # before the next part is made
     if len(files) > 1:
         total = sum(math.prod(shape) for shape in shapes.values())
         weight_map = {name: file.name for file in files for name in file.shapes}
@@ -73,16 +74,16 @@ def export_weights(
 
 
 def _in_their_order(
-    parts: Iterator[tuple[str, torch.Tensor]], places: Mapping[str, Place], turned: set[str]
+    parts: Iterator[tuple[str, torch.Tensor]], places: Mapping[str, Place], turned: set[str], dtype: str
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The parts, those of a matrix that is to be turned put together before."""
+    """The parts in `dtype`, those of a matrix that is to be turned put together before."""
     held: list[torch.Tensor] = []
     for ours, part in parts:
         place = places[ours]
         if place.theirs not in turned:
-            yield ours, part
+            yield ours, _converted(part, dtype, ours)
             continue
-        held.append(part.clone())
+        held.append(_converted(part, dtype, ours).clone())
         if sum(each.numel() for each in held) == math.prod(place.stored_shape):
             yield ours, torch.cat(held).view(place.stored_shape[::-1]).t().reshape(-1)
             held = []
