@@ -5,17 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from megatron_lite.model_config import ModelConfig
+from tests.tiny_model import TINY
 
-_TINY: dict[str, Any] = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 16,
-    "init": {"std": 0.2},  # scores that differ, so that what is done with them shows
-}
+_BASE: dict[str, Any] = {**TINY, "vocab_size": 61, "init": {"std": 0.2}}  # scores that differ, so that what is done with them shows
 SCALED = {"factor": 4.0, "original_max_position_embeddings": 8}
 # Layers as they are put together beside attention.
 GPT2 = {"norm": {"type": "layer_norm", "bias": True}, "mlp": {"activation": "gelu_pytorch_tanh", "gated": False, "bias": True}}
@@ -85,4 +77,4 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 def config_of(name: str, **changes: Any) -> ModelConfig:
-    return ModelConfig.model_validate({**_TINY, **VARIATIONS[name], **changes})
+    return ModelConfig.model_validate({**_BASE, **VARIATIONS[name], **changes})

@@ -1,6 +1,6 @@
 """An encoder-decoder of somebody else's in a plain torch loop, `transformers`' Marian, run by its own environment's Python.
 
-    python peer_marian.py JSON
+    python -m tests.benchmarks.peer_marian JSON
 
 JSON has `batches` (an .npz: for each step its pairs' source and target ids laid end to end, and their lengths), `sources` (the same for
 what is to be translated), `hypotheses` (where the translations' ids go), the shape, the optimizer's numbers, `threads` and `seed`. One
@@ -11,7 +11,6 @@ them. What a careful user writes.
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from typing import Any
@@ -19,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+
+from tests.benchmarks.peer_llama import lr_at
 
 PAD = 0  # of the inputs, where attention_mask is 0; targets there are -100
 
@@ -58,7 +59,7 @@ def main(asked: dict[str, Any]) -> None:
     began, losses = time.perf_counter(), []
     for step, pairs in enumerate(_pairs(asked["batches"]), start=1):
         for group in optimizer.param_groups:
-            group["lr"] = _lr(step, asked)
+            group["lr"] = lr_at(step, asked)
         losses.append(_train_step(model, optimizer, pairs, asked))
     train_s = time.perf_counter() - began
     model.eval()
@@ -79,15 +80,6 @@ def _pairs(path: str) -> Any:
             at += source + target
         row += count
         yield pairs
-
-
-def _lr(step: int, asked: dict[str, Any]) -> float:
-    """Linear warm-up, then half a cosine down to min_lr_ratio."""
-    if step < asked["warmup_steps"]:
-        return float(asked["lr"] * step / asked["warmup_steps"])
-    progress = (step - asked["warmup_steps"]) / max(asked["steps"] - asked["warmup_steps"], 1)
-    floor = asked["min_lr_ratio"]
-    return float(asked["lr"] * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))))
 
 
 def _padded(texts: list[np.ndarray], filler: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from megatron_lite.models.init import distribution
 from megatron_lite.parallel.replicated import register_gradient_sums
 from megatron_lite.parallel.shard_spec import spec_of
 from tests import reference
-from tests.distributed.test_tensor_parallel import KEY, STARTS, TINY, batch_of, rows
+from tests.distributed.test_tensor_parallel import KEY, STARTS, UNEVEN, batch_of, rows
 from tests.logical import Blocks, assemble, blocks_of, gradient
 from tests.ranks import Ranks, groups_of
 from tests.variations import GEMMA2, GPT2, GPTJ, NEOX, VASWANI
@@ -50,7 +50,7 @@ def away_from_constants(model: torch.nn.Module, config: ModelConfig) -> None:
 
 def forward_backward(extra: dict[str, Any], tp: int, split: bool, checkpointing: str) -> tuple[float, Blocks, Blocks]:
     """On a rank: loss, gradients, weights."""
-    config, groups = ModelConfig(**TINY | extra), groups_of(tp=tp, sequence_parallel=split)
+    config, groups = ModelConfig(**UNEVEN | extra), groups_of(tp=tp, sequence_parallel=split)
     model = build_model(config, groups, seed=1, checkpointing=checkpointing, extras=EXTRAS)  # type: ignore[arg-type]
     away_from_constants(model, config)
     register_gradient_sums(model, groups)
@@ -61,7 +61,7 @@ def forward_backward(extra: dict[str, Any], tp: int, split: bool, checkpointing:
 
 def check(ranks: Ranks, extra: dict[str, Any], tp: int, split: bool, checkpointing: str = "none") -> None:
     results = ranks.run(forward_backward, extra, tp, split, checkpointing)
-    config, (inputs, targets) = ModelConfig(**TINY | extra), rows(ModelConfig(**TINY | extra))
+    config, (inputs, targets) = ModelConfig(**UNEVEN | extra), rows(ModelConfig(**UNEVEN | extra))
     weights = {name: tensor.double().requires_grad_() for name, tensor in assemble(blocks for *_, blocks in results).items()}
     each = [reference.Row(inputs[i], targets[i], STARTS[i], sample=3 + i) for i in range(2)]
     loss = sum(reference.row_loss(weights, config, row, step=reference.Step(KEY.seed, KEY.step)) for row in each)

@@ -20,18 +20,9 @@ from megatron_lite.parallel.replicated import register_gradient_sums
 from tests import reference
 from tests.logical import Blocks, assemble, blocks_of, gradient, load_logical
 from tests.ranks import Ranks, groups_of
+from tests.tiny_model import TINY
 
-TINY: dict[str, Any] = {
-    "vocab_size": 61,  # tp 2 and 4 don't divide it
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 16,
-    "hidden_dropout": 0.2,
-    "attention_dropout": 0.2,
-}
+UNEVEN: dict[str, Any] = {**TINY, "vocab_size": 61, "hidden_dropout": 0.2, "attention_dropout": 0.2}  # tp 2 and 4 don't divide 61
 STARTS = [[0, 5, 13], [0]]
 KEY = DropoutKey(9, 5)
 
@@ -58,7 +49,7 @@ def plain(config: ModelConfig, weights: dict[str, torch.Tensor]) -> tuple[float,
 
 def forward_backward(extra: dict[str, Any], tp: int, split: bool, checkpointing: str = "none") -> tuple[float, Blocks, Blocks, bool]:
     """On a rank: loss, gradients, weights, and whether padding has zero weights and gradients."""
-    config, groups = ModelConfig(**TINY | extra), groups_of(tp=tp, sequence_parallel=split)
+    config, groups = ModelConfig(**UNEVEN | extra), groups_of(tp=tp, sequence_parallel=split)
     model = build_model(config, groups, seed=1, checkpointing=checkpointing)  # type: ignore[arg-type]
     register_gradient_sums(model, groups)
     loss, _ = model(batch_of(config), KEY)
@@ -89,7 +80,7 @@ def test_equals_the_plain_model(ranks2: Ranks, ranks4: Ranks, tp: int, split: bo
     """B053, B059, B097, B098, B103: weights, loss and every logical gradient, for KV heads more, as many and fewer than tp,
     sequence parallel or not, dropout on, a padded vocabulary; what is replicated is bit-equal on all ranks."""
     results = (ranks2 if tp == 2 else ranks4).run(forward_backward, extra, tp, split)
-    config = ModelConfig(**TINY | extra)
+    config = ModelConfig(**UNEVEN | extra)
     weights = assemble(blocks for _, _, blocks, _ in results)
     one = build_model(config, ProcessGroups.single(), seed=1)
     for name, tensor in assemble([blocks_of(one)]).items():
@@ -112,7 +103,7 @@ def test_recomputing_repeats_the_collectives(ranks4: Ranks, checkpointing: str) 
 
 
 def _round_trip(logical: dict[str, torch.Tensor], tp: int) -> tuple[Blocks, torch.Tensor, torch.Tensor]:
-    config = ModelConfig(**TINY | {"num_key_value_heads": 4})
+    config = ModelConfig(**UNEVEN | {"num_key_value_heads": 4})
     model = build_model(config, groups_of(tp=tp), seed=2)
     load_logical(model, logical)
     batch = batch_of(config)
@@ -122,7 +113,7 @@ def _round_trip(logical: dict[str, torch.Tensor], tp: int) -> tuple[Blocks, torc
 
 def test_weights_travel_between_layouts(ranks2: Ranks, ranks4: Ranks) -> None:
     """B053: q, k, v and gate, up cut apart: tp 1 -> 2 -> 4 -> 1 gives bit-equal weights, and the same logits at each stop."""
-    config = ModelConfig(**TINY | {"num_key_value_heads": 4})
+    config = ModelConfig(**UNEVEN | {"num_key_value_heads": 4})
     generator = torch.Generator().manual_seed(0)
     one = build_model(config, ProcessGroups.single(), seed=2)
     logical = {name: torch.randn(tensor.shape, generator=generator) * 0.2 for name, tensor in assemble([blocks_of(one)]).items()}
@@ -139,7 +130,7 @@ def test_weights_travel_between_layouts(ranks2: Ranks, ranks4: Ranks) -> None:
 
 
 def _replica(tp: int, dp: int, seeds: list[int]) -> tuple[torch.Tensor, Blocks]:
-    config, groups = ModelConfig(**TINY), groups_of(tp=tp, dp=dp)
+    config, groups = ModelConfig(**UNEVEN), groups_of(tp=tp, dp=dp)
     model = build_model(config, groups, seed=1, checkpointing="full")
     batch = batch_of(config, seeds[groups.dp.rank])
     model(batch, KEY)[0].backward()

@@ -38,7 +38,7 @@ def of_all(tp: int, split: bool) -> dict[str, tuple[float, Blocks, Blocks]]:
     return {name: forward_backward(name, tp, split) for name in VARIATIONS}
 
 
-def compare(results: list[dict[str, tuple[float, Blocks, Blocks]]]) -> None:
+def assert_equals_the_plain_twin(results: list[dict[str, tuple[float, Blocks, Blocks]]]) -> None:
     """With tests/reference.py: loss and every gradient; what several ranks hold is bit-equal."""
     inputs, targets = rows()
     for name in VARIATIONS:
@@ -53,8 +53,8 @@ def compare(results: list[dict[str, tuple[float, Blocks, Blocks]]]) -> None:
 
 
 def test_cut_in_two_with_sequence_parallel(ranks2: Ranks) -> None:
-    compare(ranks2.run(of_all, 2, True))
+    assert_equals_the_plain_twin(ranks2.run(of_all, 2, True))
 
 
 def test_two_ranks_share_a_key_head(ranks4: Ranks) -> None:
-    compare(ranks4.run(of_all, 4, False))
+    assert_equals_the_plain_twin(ranks4.run(of_all, 4, False))

@@ -79,7 +79,7 @@ def pairs(by_hand: nn.Module, ours: nn.Module, table: dict[str, str]) -> list[tu
     return found
 
 
-def compare(by_hand: nn.Module, ours: nn.Module, table: dict[str, str]) -> None:
+def assert_same_outputs_and_gradients(by_hand: nn.Module, ours: nn.Module, table: dict[str, str]) -> None:
     """The same weights give the same outputs and gradients, of inputs and of every weight, in float64."""
     beside = pairs(by_hand.double(), ours.double(), table)
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_multi_head_attention(fused: bool) -> None:
     torch.manual_seed(1)
     by_hand = MultiHeadAttention(CONFIG.hidden_size, CONFIG.num_attention_heads, fused=fused)
     ours = Attention(CONFIG, ProcessGroups.single(), name="layers.0.attention", layer=0, recompute=False)
-    compare(by_hand, ours, {"qkv": "qkv" if fused else "q k v", "o": "o"})
+    assert_same_outputs_and_gradients(by_hand, ours, {"qkv": "qkv" if fused else "q k v", "o": "o"})
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -115,4 +115,4 @@ def test_pre_ln_block(fused: bool) -> None:
     qkv = "attn.qkv" if fused else "attn.q attn.k attn.v"
     table = {"attention_residual.norm": "ln1", "attention.qkv": qkv, "attention.o": "attn.o"}
     table |= {"mlp_residual.norm": "ln2", "mlp.gate_up": "mlp.0", "mlp.down": "mlp.2"}
-    compare(by_hand, ours, table)
+    assert_same_outputs_and_gradients(by_hand, ours, table)

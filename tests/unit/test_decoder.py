@@ -14,17 +14,9 @@ from megatron_lite.models.build import build_model
 from megatron_lite.models.decoder import Decoder
 from megatron_lite.parallel.groups import ProcessGroups
 from tests import reference
-from tests.logical import assemble, blocks_of, gradient
+from tests.logical import assemble, assert_recomputing_changes_nothing, blocks_of, gradient
+from tests.tiny_model import TINY
 
-TINY: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 16,
-}
 STARTS = [[0, 5, 13], [0]]
 
 
@@ -79,18 +71,11 @@ def test_bf16_is_near_the_plain_bf16_model() -> None:
     assert abs(loss.item() - plain.item()) < 0.05
 
 
-@pytest.mark.parametrize("checkpointing", ["selective", "full"])
-def test_recomputing_changes_nothing(checkpointing: str) -> None:
+def test_recomputing_changes_nothing() -> None:
     """Loss and gradients are bit-equal, dropout included: no generator state is needed to draw the same masks again."""
-    results = []
-    for how in ("none", checkpointing):
-        model = build(checkpointing=how, hidden_dropout=0.2, attention_dropout=0.2)
-        loss, _ = model(batch_of(*rows()), DropoutKey(1, 2))
-        loss.backward()
-        results.append((loss.detach(), assemble([blocks_of(model, gradient)])))
-    assert torch.equal(results[0][0], results[1][0])
-    for name, tensor in results[0][1].items():
-        assert torch.equal(tensor, results[1][1][name]), name
+    assert_recomputing_changes_nothing(
+        lambda checkpointing: build(checkpointing=checkpointing, hidden_dropout=0.2, attention_dropout=0.2), batch_of(*rows())
+    )
 
 
 def test_editing_a_document_leaves_the_next_alone() -> None:

@@ -7,6 +7,7 @@ Rotary pairs are (i, i + E/2) on both sides and matrices are [out, in], so no te
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from data_pipeline.errors import ConfigError, Fault
@@ -103,60 +104,47 @@ def decoder_tensors(*, mlp_norm: str = "post_attention_layernorm", more: tuple[t
     )
 
 
-COPIES = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
-LLAMA = Family(
+_of_this_kind = partial(
+    Family,
+    written={"use_cache": True},
+    fixed=(*WHOLE_HEADS, NOT_QUANTIZED),
+    training_only=TRAINING_ONLY,
+    unread=("layer_norm_eps",),
+    ignored=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
+)
+LLAMA = _of_this_kind(
     architecture="LlamaForCausalLM",
     model_type="llama",
     keys=(*decoder_keys(length=2048), Key("mlp.bias", ("mlp_bias",), default=False)),
     together=(ROPE, ATTENTION_BIAS),
-    written={"use_cache": True},
-    fixed=(*WHOLE_HEADS, NOT_QUANTIZED),
-    training_only=TRAINING_ONLY,
-    unread=("layer_norm_eps",),
     tensors=decoder_tensors(),
-    ignored=COPIES,
     limits=heads_divide_width,
 )
-MISTRAL = Family(
+MISTRAL = _of_this_kind(
     architecture="MistralForCausalLM",
     model_type="mistral",
     keys=decoder_keys(length=131072),
     together=(ROPE, windows(default=4096, silent=everywhere, listed=False)),
-    written={"use_cache": True},
-    fixed=(*WHOLE_HEADS, NOT_QUANTIZED),
-    training_only=TRAINING_ONLY,
-    unread=("layer_norm_eps",),
     tensors=decoder_tensors(),
-    ignored=COPIES,
 )
-QWEN2 = Family(
+QWEN2 = _of_this_kind(
     architecture="Qwen2ForCausalLM",
     model_type="qwen2",
     keys=decoder_keys(length=32768),
     demands={"attention.qkv_bias": True},
     together=(ROPE, windows(default=4096, silent=from_a_layer_on, switched=True)),
-    written={"use_cache": True},
-    fixed=(*WHOLE_HEADS, NOT_QUANTIZED),
-    training_only=TRAINING_ONLY,
-    unread=("layer_norm_eps",),
     tensors=decoder_tensors(),
-    ignored=COPIES,
 )
-QWEN3 = Family(
+QWEN3 = _of_this_kind(
     architecture="Qwen3ForCausalLM",
     model_type="qwen3",
     keys=tuple(Key("head_dim", ("head_dim",), default=128) if key.ours == "head_dim" else key for key in decoder_keys(length=32768)),
     demands={"attention.qk_norm": "rms_norm"},
     together=(ROPE, ATTENTION_BIAS, windows(default=4096, silent=from_a_layer_on, switched=True)),
-    written={"use_cache": True},
-    fixed=(*WHOLE_HEADS, NOT_QUANTIZED),
-    training_only=TRAINING_ONLY,
-    unread=("layer_norm_eps",),
     tensors=decoder_tensors(
         more=(
             ("attention.q_norm.weight", "self_attn.q_norm.weight", "E"),
             ("attention.k_norm.weight", "self_attn.k_norm.weight", "E"),
         )
     ),
-    ignored=COPIES,
 )
