@@ -82,10 +82,9 @@ class Earlier:
             yield columns_from(file, config, first, stop, ids=ids, priority=-1)
 
     def index(self, config: MinHashConfig | None, *, folder: Path, workers: Workers, progress: Progress) -> Path:
-        """The index, made where it is missing: in the dataset (or the copy of its small files, where it is in object
-        storage), or in `folder` where that can't be written to."""
+        """The index, made where it is missing: in the dataset, or in `folder` where that is in object storage or can't be written to."""
         name = f"{cache_key('dedup', 'index', self.content, config.model_dump(mode='json', exclude={'audit_documents'}) if config is not None else None)}.index"
-        places = [self.dataset.path / "dedup" / name, folder / name]
+        places = [*([] if self.dataset.remote is not None else [self.dataset.path / "dedup" / name]), folder / name]
         if found := next((path for path in places if path.exists()), None):
             return found
         jobs = self._jobs(config)

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from data_pipeline.dataset import Dataset
+import numpy as np
+
+from data_pipeline.dataset import Dataset, TokenSource
 from data_pipeline.mixture import Mixture, Phase
+from data_pipeline.pair_packing import TOO_LONG, too_long
 from data_pipeline.pair_plans import PAIR_PLAN_VERSION, PairPlan
 from data_pipeline.pair_rows import PairRow, assemble_pairs, pair_row_digest
 from data_pipeline.prefetch import Prefetcher
@@ -85,10 +88,16 @@ class PairRowSource(Samples[PairPlan]):
         )
 
     @property
-    def left_out(self) -> dict[str, int]:
-        """Pairs that are in no row, by reason, all entries together."""
-        plans = [plan for stream in self._streams for plan in stream.plans]
-        return {reason: sum(plan.left_out[reason] for plan in plans) for reason in plans[0].left_out}
+    def left_out(self) -> list[dict[str, int]]:
+        """Of each entry, the pairs that are in no row, by reason."""
+        return [{reason: sum(plan.left_out[reason] for plan in stream.plans) for reason in TOO_LONG} for stream in self._streams]
+
+    def why_left_out(self, source: TokenSource, pair: int) -> str | None:
+        """The reason why a pair of this source is in no row; None where it is in one."""
+        shard, inside = source.find(pair)
+        one, other = (np.array([side.size]) for side in shard.sides(inside))
+        over = int(too_long(one, other, source_length=self.source_length, target_length=self.target_length)[0])
+        return TOO_LONG[over - 1] if over else None
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -144,6 +144,7 @@ def _of_parquet(path: str, fields: tuple[str, str], options: ReadOptions) -> Rec
             one = Rejected("not_string", where, 0)
         value = beside.get(fields[1])
         other: Text = options.decode(value, where) if isinstance(value, bytes) else Rejected("not_string", where, 0)
+        beside = {**beside, fields[1]: other if isinstance(other, str) else None}  # as other formats have it: text
         yield number, [one, other], beside, 1 + sum(side.bytes if isinstance(side, Rejected) else utf8_bytes(side) for side in (one, other))
 
 

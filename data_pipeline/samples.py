@@ -115,11 +115,6 @@ class Samples(Generic[P]):
         """How often each entry has been gone through after `num_samples` samples."""
         return [count / rows for count, rows in zip(self.served(num_samples), self.rows_per_epoch)]
 
-    @property
-    def num_tokens(self) -> int:
-        """Targets of one epoch of every entry."""
-        return sum(source.num_tokens for stream in self._streams for source in stream.sources)
-
 
 def open_streams(
     mixture: Sequence[MixtureEntry],

@@ -172,7 +172,7 @@ def trace_pairs(rows: PairRowSource, sample: int) -> Iterator[PairOrigin]:
 
 def samples_of(rows: Samples[Any], *, split: str, source: str, document: int, num_samples: int, entry: int = 0) -> Iterator[int]:
     """The samples below `num_samples` that hold a piece of the document, in order. `entry`: of the mixture, whose document it is."""
-    for sample in range(num_samples):
+    for sample in range(min(num_samples, len(rows)) if split == "validation" else num_samples):  # held-out rows are gone through once
         place = rows.place(sample)
         if (place.entry, place.source.split, place.source.name) == (entry, split, source) and document in _documents(place.plan, place.row):
             yield sample

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from data_pipeline.dataset import Dataset
 from data_pipeline.loader import Row, RowSource
-from data_pipeline.mixture import Phase
 from data_pipeline.pair_loader import PairRow, PairRowSource
 from launcher.config import DataSection, RunConfig
 
@@ -19,13 +18,14 @@ def open_datasets(data: DataSection) -> list[Dataset]:
     return [Dataset.open(source.path, cache=data.cache) for source in data.mixture]
 
 
-def open_rows(config: RunConfig, datasets: Sequence[Dataset], *, split: str = "train", phases: Sequence[Phase] | None = None) -> AnyRows:
+def open_rows(config: RunConfig, datasets: Sequence[Dataset], *, split: str = "train") -> AnyRows:
     """Rows of documents, or of aligned pairs for an encoder-decoder. Missing packing plans are made: one process must have opened
     them before others do. Raises DataError, also for data of the other kind."""
     mixture = [(dataset, source.weight, None) for dataset, source in zip(datasets, config.data.mixture)]
     training, seed = config.training, config.run.seed
     if config.model.family == "seq2seq":
-        lengths = {"source_length": training.encoder_length, "target_length": training.sequence_length}
-        return PairRowSource.open(mixture, **lengths, seed=seed, split=split, phases=phases)
+        return PairRowSource.open(
+            mixture, source_length=training.encoder_length, target_length=training.sequence_length, seed=seed, split=split
+        )
     length, packing = training.sequence_length, config.data.packing
-    return RowSource.open(mixture, sequence_length=length, packing=packing, seed=seed, split=split, phases=phases)
+    return RowSource.open(mixture, sequence_length=length, packing=packing, seed=seed, split=split)

@@ -14,7 +14,7 @@ from data_pipeline.errors import CheckpointError, ConfigError, DataError
 from launcher.config import RunConfig
 from launcher.distributed import start_device, start_groups
 from launcher.environment import read_environment
-from launcher.saved_config import read_config, run_of
+from launcher.saved_config import names_data, read_config, run_of
 from megatron_lite.checkpoint.find import CheckpointInfo, checkpoint_at, newest_checkpoint
 from megatron_lite.checkpoint.load import load_into
 from megatron_lite.checkpoint.manifest import RunState
@@ -85,8 +85,7 @@ def dataset_of(config: RunConfig, state: RunState, checkpoint: Path) -> Dataset:
 def with_tokenizer(run: FinishedRun, overrides: Sequence[str] = ()) -> LanguageModel:
     """The run's model and the tokenizer that it was trained with: from the run folder, from its data, or from data.path=DIR. Raises
     DataError."""
-    other_data = any(override.startswith("data.path=") for override in overrides)
-    saved = None if other_data else find_tokenizer(run.checkpoint, run.state.tokenizer_hash)
+    saved = None if names_data(overrides) else find_tokenizer(run.checkpoint, run.state.tokenizer_hash)
     if saved is None:
         dataset = dataset_of(run.config, run.state, run.checkpoint)
         saved = SavedTokenizer(dataset.tokenizer_path, dataset.vocabulary.begin_id, (dataset.eod_id,))

@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
+from data_pipeline.dataset import TokenSource
 from data_pipeline.errors import ConfigError, Fault
 from data_pipeline.loader import Dataset, Phase
 from data_pipeline.mixture import Mixture
+from data_pipeline.pair_loader import PairRowSource
+from data_pipeline.pair_packing import too_long
+from data_pipeline.pair_plans import left_out_words
 from data_pipeline.shares import Change, epoch_faults, millionths, scheduled, tempered
 from launcher.config import DataSection, RunConfig
 from launcher.datasets import AnyRows
@@ -102,7 +106,10 @@ def require_epochs(config: RunConfig, rows: AnyRows, *, num_samples: int) -> Non
 
 
 def cap_faults(config: RunConfig, datasets: Sequence[Dataset]) -> list[Fault]:
-    """What `require_epochs` would say of a new run, before rows are planned: from the number of tokens, and with 2 % to spare."""
+    """What `require_epochs` would say of a new run, before rows are planned: from the number of tokens, and with 2 % to spare. Of pairs
+    nothing: how much padding their rows have shows when they are planned."""
+    if config.model.family == "seq2seq":
+        return []
     training, sources = config.training, config.data.mixture
     return epoch_faults(
         [source.path for source in sources],
@@ -126,15 +133,31 @@ def expected_mixture(config: RunConfig, datasets: Sequence[Dataset]) -> list[dic
 
 
 def _rows_about(config: RunConfig, datasets: Sequence[Dataset]) -> list[float]:
-    """Rows of one epoch of each, as if there were no padding."""
-    return [sum(source.num_tokens for source in dataset.sources) / config.row_tokens for dataset in datasets]
+    """Rows of one epoch of each, as if there were no padding; of pairs, on the side that is fuller."""
+    if config.model.family == "decoder":
+        return [sum(source.num_tokens for source in dataset.sources) / config.training.sequence_length for dataset in datasets]
+    return [sum(_pair_rows_about(config, source) for source in dataset.sources) for dataset in datasets]
+
+
+def _pair_rows_about(config: RunConfig, source: TokenSource) -> float:
+    lengths = {"source_length": config.training.encoder_length, "target_length": config.training.sequence_length}
+    one, other = source.pair_lengths()
+    fits = too_long(one, other, **lengths) == 0
+    return max(float(side[fits].sum()) / length for side, length in zip((one, other), lengths.values()))
 
 
 def describe_mixture(config: RunConfig, rows: AnyRows, *, first: int, last: int) -> list[dict[str, Any]]:
     """What samples first .. last - 1 take from each source, and how often the run has gone through it by then."""
     before, after, epochs = rows.served(first), rows.served(last), rows.epochs_at(last)
+    left_out = rows.left_out if isinstance(rows, PairRowSource) else None
     return [
-        {"path": source.path, "rows": rows.rows_per_epoch[n], "samples": after[n] - before[n], "epochs": round(epochs[n], 4)}
+        {
+            "path": source.path,
+            "rows": rows.rows_per_epoch[n],
+            "samples": after[n] - before[n],
+            "epochs": round(epochs[n], 4),
+            **({"left_out": left_out[n]} if left_out is not None else {}),
+        }
         for n, source in enumerate(config.data.mixture)
     ]
 
@@ -143,6 +166,7 @@ def mixture_lines(described: Sequence[dict[str, Any]]) -> list[str]:
     total = max(sum(source["samples"] for source in described), 1)
     return [
         f"data: {source['path']}: {100 * source['samples'] / total:.2f} % of the samples to come, {source['epochs']:.2f} epochs by the end"
+        + left_out_words(list(source.get("left_out", {}).items()))
         for source in described
     ]
 

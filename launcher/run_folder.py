@@ -72,9 +72,9 @@ class RunFolder:
 
     def keep_tokenizer(self, file: Path, *, begin_id: int, end_id: int) -> None:
         """What text needs besides a checkpoint, as a Hugging Face folder has it: the run stays of use where its data is not."""
-        with atomic_write(self.path / "tokenizer.json") as copy:
-            copy.write(file.read_bytes())
         write_json(self.path / "generation_config.json", {"bos_token_id": begin_id, "eos_token_id": end_id, "pad_token_id": end_id})
+        with atomic_write(self.path / "tokenizer.json") as copy:  # last: a tokenizer without its ids is of no use
+            copy.write(file.read_bytes())
 
     def write_status(self, state: str, *, code: int | None = None, **more: Any) -> None:
         """Replace status.json; fields that are None stay as they were. Within an attempt the first end is the last word."""

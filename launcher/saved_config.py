@@ -25,14 +25,18 @@ def read_config(run: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The run's saved config; `data.path=DIR` takes the place of its sources. Data paths that were relative to the folder
     where the run was started are found from anywhere. Raises ConfigError."""
     tree = read_yaml(run / "config.yaml")
-    other_data = any(override.partition("=")[0].strip() == "data.path" for override in overrides)
-    if other_data:
+    if names_data(overrides):
         tree["data"].update(sources=None, temperature=None, schedule=[])
     _find_data(tree["data"], run)
     for override in overrides:
         apply_override(tree, override)
     config = validate(RunConfig, tree)
     return config.model_copy(update={"run": config.run.model_copy(update={"dir": str(run)})})
+
+
+def names_data(overrides: Sequence[str]) -> bool:
+    """Whether they put other data in the place of the run's."""
+    return any(override.partition("=")[0].strip() == "data.path" for override in overrides)
 
 
 def _find_data(data: dict[str, Any], run: Path) -> None:

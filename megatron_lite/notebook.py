@@ -90,7 +90,8 @@ def find_tokenizer(checkpoint: Path, tokenizer_hash: str) -> SavedTokenizer | No
     run = checkpoint.resolve().parent.parent
     for folder in (run, *_data_folders(run)):
         file = folder / TOKENIZER
-        if file.is_file() and sha256_file(file) == tokenizer_hash:
+        has_ids = (folder / IDS).is_file() or (folder / "manifest.json").is_file()
+        if file.is_file() and has_ids and sha256_file(file) == tokenizer_hash:
             return _of_folder(folder)
     return None
 

@@ -9,7 +9,17 @@ from typing import Annotated, Optional
 import typer
 
 from data_pipeline.errors import ConfigError, Fault
-from launcher.commands.row_options import OF_PAIRS, Length, Method, SourceLength, TargetLength, check_pair_shape, refuse, row_shape
+from launcher.commands.row_options import (
+    NO_PAIRS,
+    OF_PAIRS,
+    Length,
+    Method,
+    SourceLength,
+    TargetLength,
+    check_pair_shape,
+    refuse,
+    row_shape,
+)
 from launcher.commands.trace import trace
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -64,13 +74,18 @@ def pack(
         fix = "for example --sequence-length 2048; of pairs --source-length 256 --target-length 256"
         raise ConfigError([Fault("--sequence-length", None, "the targets of a row", fix)])
     dataset = Dataset.open(folder)
-    lengths = {"source_length": source_length, "target_length": target_length}
+    lengths = {"--source-length": source_length, "--target-length": target_length}
     if is_pairs := any(source.pairs for source in dataset.sources):
         refuse({"--sequence-length": sequence_length, "--method": method}, OF_PAIRS)
         check_pair_shape(source_length, target_length)
     else:
-        refuse({"--source-length": source_length, "--target-length": target_length}, "the dataset has no pairs: give --sequence-length")
-    plan = validate(PackingConfig, lengths if is_pairs else {"sequence_length": sequence_length, "method": method or "best_fit"})
+        refuse(lengths, NO_PAIRS)
+    plan = validate(
+        PackingConfig,
+        {"source_length": source_length, "target_length": target_length}
+        if is_pairs
+        else {"sequence_length": sequence_length, "method": method or "best_fit"},
+    )
     for line in make_plans(dataset, [plan]):
         print(line)
 
@@ -89,16 +104,19 @@ def inspect(
     seed: Annotated[int, typer.Option("--seed", help="Of rows: the seed of the run that would see them in this order.")] = 1234,
 ) -> None:
     """What is in a dataset: its books, its sources, its tokenizer, and some documents decoded; or rows, with what stands where."""
+    from data_pipeline.dataset import Dataset
     from data_pipeline.show import show_dataset, show_document, show_pair_rows, show_rows
 
     row_of_text: dict[str, object] = {"--sequence-length": sequence_length, "--method": method}
+    row_of_pairs: dict[str, object] = {"--source-length": source_length, "--target-length": target_length}
     if not rows:
-        refuse({**row_of_text, "--source-length": source_length, "--target-length": target_length}, "it goes with --rows")
-    if rows and (source_length, target_length) != (None, None):
+        refuse({**row_of_text, **row_of_pairs}, "it goes with --rows")
+    if rows and any(source.pairs for source in Dataset.open(folder).sources):
         refuse(row_of_text, OF_PAIRS)
         lengths = check_pair_shape(source_length, target_length)
         show_pair_rows(folder, number=rows, source_length=lengths[0], target_length=lengths[1], seed=seed, tokens=tokens)
     elif rows:
+        refuse(row_of_pairs, NO_PAIRS)
         length, packing = row_shape(sequence_length, method)
         show_rows(folder, number=rows, sequence_length=length, packing=packing, seed=seed, tokens=tokens)
     elif document is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from data_pipeline.errors import DataError
+from data_pipeline.pair_loader import PairRowSource
 from launcher.datasets import AnyRows, open_datasets, open_rows
 from launcher.evaluation.heldout import evaluate
 from launcher.finished import FinishedRun, open_run
@@ -39,6 +40,8 @@ def evaluate_run(path: Path, overrides: Sequence[str]) -> None:
     assert found is not None
     if groups.rank == 0:
         record = {name.removeprefix("eval/"): value for name, value in found.record().items()}
+        if isinstance(rows, PairRowSource) and (missing := sum(sum(reasons.values()) for reasons in rows.left_out)):
+            record["pairs_too_long"] = missing
         data = ", ".join(source.path for source in config.data.mixture)
         print(to_line({"run": config.run.name, "step": run.state.step, **record, "data": data, "checkpoint": str(run.checkpoint)}), end="")
 

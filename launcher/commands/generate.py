@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.finished import open_run, with_tokenizer
 from launcher.metrics import to_line
-from launcher.prompts import Record, in_batches, read_texts
+from launcher.prompts import Record, in_batches, not_blank, read_texts
 from megatron_lite.checkpoint.agree import broadcast_json
 from megatron_lite.inference.beam import BeamOptions
 from megatron_lite.inference.sampling import SamplingOptions
@@ -39,25 +39,30 @@ def generate_text(
     sampling: Mapping[str, Any] | None,
     beams: Mapping[str, Any] | None = None,
     interactive: bool = False,
+    of_file: bool = False,
 ) -> None:
     """Print each record's prompt and what follows it, sampled, or searched for where `sampling` is None. Without records they come from
-    standard input. One prompt's only sample appears as it is made."""
+    standard input. One prompt's only sample appears as it is made. Blank lines of a file are no prompts, but sources whose translations
+    are blank lines, so that line n stays line n."""
     options = SamplingOptions(**sampling) if sampling is not None else None
     search = BeamOptions(**(beams or {})) if options is None else None
     run = open_run(path, overrides)
     model = with_tokenizer(run, overrides)
-    talk = _Talk(model, asked, options, search, speaks=run.groups.rank == 0, step=run.state.step)
+    answers = _Answers(model, asked, options, search, speaks=run.groups.rank == 0, step=run.state.step)
     if interactive:
         for prompt in _typed(run.groups):
-            talk.answer([{"prompt": prompt}])
-            talk.seed_after(asked.samples)
+            answers.answer([{"prompt": prompt}])
+            answers.seed_after(asked.samples)
         return
     if records is None:
-        records = broadcast_json(read_texts(Path("-"), field="prompt") if talk.speaks else None, run.groups.world)
+        records = broadcast_json(read_texts(Path("-"), field="prompt") if answers.speaks else None, run.groups.world)
+        of_file = True
     assert records is not None
+    if of_file and not answers.model.translates:
+        records = not_blank(records, "prompt")
     for batch in in_batches(records, max(1, asked.batch_size // asked.samples)):
-        talk.answer(batch, alone=len(records) == 1)
-        talk.seed_after(len(batch) * asked.samples)
+        answers.answer(batch, alone=len(records) == 1)
+        answers.seed_after(len(batch) * asked.samples)
 
 
 def _typed(groups: ProcessGroups) -> Iterator[str]:
@@ -74,7 +79,7 @@ def _typed(groups: ProcessGroups) -> Iterator[str]:
 
 
 @dataclass
-class _Talk:
+class _Answers:
     """Answers, printed."""
 
     model: LanguageModel
@@ -91,8 +96,9 @@ class _Talk:
     def answer(self, batch: Sequence[Record], *, alone: bool = True) -> None:
         asked, prompts = self.asked, [record["prompt"] for record in batch]
         streamed = alone and asked.samples == 1 and not asked.json_lines and self.options is not None and self.speaks
-        alone_text = self.model.translates  # a line for each prompt, without it
-        if streamed and not alone_text:
+        translates = self.model.translates
+        streamed = streamed and not translates  # a translation is shown as one line, once it is whole
+        if streamed:
             _put(prompts[0])
         if self.options is not None:
             found = self.model.answers(
@@ -112,10 +118,13 @@ class _Talk:
             _put("\n")
         for record, answers in zip(batch, found):
             for number, each in enumerate(answers):
+                if translates and not each.prompt.strip():
+                    each = replace(each, text="", tokens=[], logprobs=[])
                 if asked.json_lines:
                     _put(to_line(self._line(record, each, number)))
                 elif not streamed:
-                    _put(f"{each.text}\n" if alone_text else f"{each.prompt}{each.text}\n---\n")
+                    one_line = " ".join(each.text.split("\n"))
+                    _put(f"{one_line}\n" if translates else f"{each.prompt}{each.text}\n---\n")
 
     def _line(self, record: Record, answer: Answer, number: int) -> dict[str, Any]:
         line = {**record, "text": answer.text, "tokens": len(answer.tokens), "finish": answer.finish, "step": self.step}

@@ -14,6 +14,7 @@ Method = Annotated[Optional[str], typer.Option("--method", help="best_fit or con
 SourceLength = Annotated[Optional[int], typer.Option("--source-length", min=2, help="Of pairs: tokens a row for the encoder.")]  # noqa: UP045
 TargetLength = Annotated[Optional[int], typer.Option("--target-length", min=2, help="Of pairs: targets a row.")]  # noqa: UP045
 OF_PAIRS = "a row of pairs has --source-length and --target-length, and no method"
+NO_PAIRS = "the dataset has no pairs: give --sequence-length"
 
 
 def refuse(options: Mapping[str, object], why: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.finished import open_run, with_tokenizer
 from launcher.metrics import perplexity, to_line
-from launcher.prompts import Record, in_batches, read_texts
+from launcher.prompts import Record, in_batches, not_blank, read_texts
 from megatron_lite.checkpoint.agree import broadcast_json
 from megatron_lite.inference.text import TokenLogprob
 
@@ -21,7 +21,7 @@ def score_texts(
     run = open_run(path, overrides)
     model = with_tokenizer(run, overrides)
     if records is None:
-        records = broadcast_json(read_texts(Path("-"), field="text") if run.groups.rank == 0 else None, run.groups.world)
+        records = broadcast_json(not_blank(read_texts(Path("-"), field="text"), "text") if run.groups.rank == 0 else None, run.groups.world)
     assert records is not None
     for batch in in_batches(records, batch_size):
         found = model.scores([record["text"] for record in batch], prompts=[record.get("prompt", prompt) for record in batch])

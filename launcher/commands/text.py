@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Optional, cast
 import typer
 
 from data_pipeline.errors import ConfigError, Fault
-from launcher.prompts import Record, read_texts, require_one_source
+from launcher.prompts import Record, not_blank, read_texts, require_one_source
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or one of its checkpoints.", show_default=False)]
 Overrides = Annotated[Optional[list[str]], typer.Argument(metavar="[a.b=c ...]", show_default=False)]  # noqa: UP045 (typer reads it)
@@ -80,6 +80,7 @@ def generate(
         run,
         overrides or [],
         records=records,
+        of_file=file is not None,
         interactive=interactive,
         asked=asked,
         sampling=None if beams else sampling,
@@ -106,7 +107,7 @@ def score(
         raise ConfigError([Fault("--text", None, "a text, or --file FILE")])
     records = [{"text": each} for each in text] if text else None
     if file is not None and str(file) != "-":
-        records = [dict(record) for record in read_texts(file, field="text")]
+        records = [dict(record) for record in not_blank(read_texts(file, field="text"), "text")]
     from launcher.commands.score import score_texts
 
     score_texts(run, overrides or [], records=records, prompt=prompt, tokens=tokens, batch_size=batch_size)

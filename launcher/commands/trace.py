@@ -18,17 +18,21 @@ def trace(
     target: Annotated[Path, typer.Argument(metavar="RUN|DATASET", help="A run folder, or a dataset folder.", show_default=False)],
     sample: Annotated[Optional[int], typer.Option("--sample", min=0, help="The sample's number, from 0.")] = None,  # noqa: UP045
     step: Annotated[Optional[int], typer.Option("--step", min=1, help="Of a run: the step, as metrics.jsonl counts; with --row.")] = None,  # noqa: UP045
-    row: Annotated[int, typer.Option("--row", min=0, help="The row in that step's global batch, from 0.")] = 0,
-    position: Annotated[int, typer.Option("--position", "-p", min=0, help="The target's place in the row, from 0.")] = 0,
+    row: Annotated[Optional[int], typer.Option("--row", min=0, help="The row in that step's global batch; default 0, the first.")] = None,  # noqa: UP045
+    position: Annotated[Optional[int], typer.Option("--position", "-p", min=0, help="The target's place in the row; default 0.")] = None,  # noqa: UP045
     document: Annotated[Optional[str], typer.Option("--document", "-d", help="Instead: the samples that hold this document.")] = None,  # noqa: UP045
     file: Annotated[Optional[str], typer.Option("--file", help="Instead: what became of a record of this input file.")] = None,  # noqa: UP045
-    line: Annotated[int, typer.Option("--line", min=1, help="With --file: the record's number, from 1; of jsonl, the line.")] = 1,
+    line: Annotated[
+        int | None, typer.Option("--line", min=1, help="With --file: the record's number, default 1; of jsonl, the line.")
+    ] = None,
     num_samples: Among = None,
     sequence_length: Length = None,
     method: Method = None,
     source_length: SourceLength = None,
     target_length: TargetLength = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of a dataset: the seed of the run that it is traced for.")] = 1234,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of a dataset: the seed of the run that it is traced for; default 1234.")
+    ] = None,
     validation: Annotated[bool, typer.Option("--validation", help="The held-out rows.")] = False,
 ) -> None:
     """Where a token of a training row came from, as JSON; or, with --document, which samples hold a document; or, with --file and
@@ -39,9 +43,18 @@ def trace(
 
     lengths = (source_length, target_length) if (source_length, target_length) != (None, None) else None
     shape: dict[str, Any] = {"sequence_length": sequence_length, "method": method, "seed": seed, "pair_lengths": lengths}
+    of_a_place: dict[str, object] = {"--sample": sample, "--step": step, "--row": row, "--position": position}
     if file is not None:
-        _trace_input(target, file, line, num_samples=num_samples, **shape)
+        refuse({**of_a_place, "--document": document, "--validation": validation or None}, "--file is looked for everywhere")
+        _trace_input(target, file, line or 1, num_samples=num_samples, **shape)
         return
+    refuse({"--line": line}, "it goes with --file")
+    if document is None:
+        refuse({"--num-samples": num_samples}, "it goes with --document or --file")
+    else:
+        refuse(of_a_place, "all places of the document are looked for")
+    if step is None:
+        refuse({"--row": row}, "it goes with --step")
     rows, steps = rows_of(target, split="validation" if validation else "train", **shape)
     if document is not None:
         split = "validation" if validation else "train"
@@ -56,15 +69,16 @@ def trace(
         fix = "steps count from 1, samples and rows from 0; held-out rows have samples alone"
         raise ConfigError([Fault("--sample", sample, "--sample N, or of a run --step N --row N", fix)])
     if step is not None:
-        sample = steps.sample(step, row)
+        sample = steps.sample(step, row or 0)
     assert sample is not None
     if validation and sample >= len(rows):
         raise ConfigError([Fault("--sample", sample, f"0 to {len(rows) - 1}: there are {len(rows)} held-out rows")])
     if isinstance(rows, PairRowSource):
+        refuse({"--position": position}, "a row of pairs is shown whole")
         for pair in trace_pairs(rows, sample):
             _print_json(pair.__dict__)
         return
-    _print_json(trace_token(rows, sample, position).__dict__)
+    _print_json(trace_token(rows, sample, position or 0).__dict__)
 
 
 def _trace_input(target: Path, file: str, line: int, *, num_samples: int | None, **shape: Any) -> None:
@@ -92,7 +106,7 @@ def rows_of(
     *,
     sequence_length: int | None,
     method: str | None,
-    seed: int,
+    seed: int | None,
     split: str,
     pair_lengths: tuple[int | None, int | None] | None = None,
 ) -> tuple[Any, Any]:
@@ -102,7 +116,7 @@ def rows_of(
     row_of_text: dict[str, object] = {"--sequence-length": sequence_length, "--method": method}
     if (target / "config.yaml").is_file():
         of_pairs = dict(zip(("--source-length", "--target-length"), pair_lengths or ()))
-        refuse({**row_of_text, **of_pairs}, "the rows of a run are as its config has them")
+        refuse({**row_of_text, **of_pairs, "--seed": seed}, "the rows of a run are as its config has them")
         from launcher.datasets import open_datasets, open_rows
         from launcher.metrics import JsonLines
         from launcher.mixture import mixture_of_run, phases_for, phases_of_run
@@ -114,13 +128,14 @@ def rows_of(
         config = read_config(target)
         datasets, folder = open_datasets(config.data), RunFolder(target)
         rows = open_rows(config, datasets, split=split)
-        if split != "train":
-            return rows, None
         if (written := mixture_of_run(folder)) is not None:
             require_same_packing(written, rows.identity["packing_version"], folder=target)
+        if split != "train":
+            return rows, None
         phases = phases_of_run(folder) or [Phase.from_dict(phase) for phase in phases_for(config, datasets)]
         events = [event for _, event in JsonLines(folder.events).lines() if event is not None]
         return rows.with_phases(phases), samples_of_steps(events, config.training.global_batch_size)
+    seed = 1234 if seed is None else seed
     if pair_lengths is not None:
         from data_pipeline.pair_loader import PairRowSource
 
@@ -132,10 +147,16 @@ def rows_of(
 
 
 def _print_samples(rows: Any, steps: Any, found: Any, num_samples: int | None) -> None:
-    """Those that hold the document, with step and row where a run of several datasets or batch sizes took them."""
+    """Those that hold the document, with step and row where a run of several datasets or batch sizes took them; or why it is in none."""
+    from data_pipeline.pair_loader import PairRowSource
     from data_pipeline.trace import samples_of
 
     where = {"data": str(rows.dataset(found.entry).path)} if len(rows.datasets) > 1 else {}
+    if isinstance(rows, PairRowSource):
+        source = next(each for each in rows.dataset(found.entry).split(found.split) if each.name == found.source)
+        if (reason := rows.why_left_out(source, found.number)) is not None:
+            _print_json({"outcome": "in no row", "reason": reason, **where})
+            return
     among = {"num_samples": num_samples or len(rows), "entry": found.entry}
     for sample in samples_of(rows, split=found.split, source=found.source, document=found.number, **among):
         place = steps.place(sample) if steps is not None else None

@@ -153,6 +153,8 @@ def folders_of(config: DataConfig) -> list[Path]:
     given += [config.dedup.earlier] if config.dedup is not None else []
     if (cleaning := config.decontaminate) is not None:
         given += [*(each.files for each in cleaning.evaluations), cleaning.stop_texts]
+    if config.filters is not None and config.filters.url is not None:
+        given.append(config.filters.url.blocklists)
     patterns = [word for words in given for word in ([words] if isinstance(words, str) else words or []) if not is_url(word)]
     named = [config.work_folder, *([] if is_url(config.output) else [config.folder.parent]), *(Path(root_of(word)) for word in patterns)]
     if (tokenizer := config.tokenizer.name_or_path) is not None:

@@ -11,6 +11,9 @@ from typer.testing import CliRunner
 import megatron_lite
 from data_pipeline.build import build
 from launcher.cli import app
+from launcher.datasets import open_datasets, open_rows
+from launcher.mixture import cap_faults, expected_mixture
+from launcher.saved_config import read_config
 from megatron_lite.inference.beam import BeamOptions
 from tests.integration.conftest import CONFIG
 from tests.integration.jobs import Workspace
@@ -48,11 +51,16 @@ def test_pairs_train_resume_on_another_layout_and_translate(tmp_path: Path) -> N
     assert scores[1] == pytest.approx(scores[0], abs=1e-4) and len(scores[0]) == 1
 
     prompts = [one for one, _ in sentences(3, seed=8)]
-    (tmp_path / "sources.txt").write_text("\n".join(prompts))
+    (tmp_path / "sources.txt").write_text("\n".join([prompts[0], "", *prompts[1:]]) + "\n")  # line 2 is blank, and so is its translation
     options = ["--file", str(tmp_path / "sources.txt"), "--beams", "2", "--max-tokens", "6"]
     done = CliRunner().invoke(app, ["generate", str(workspace.path("parts")), *options])
     assert done.exit_code == 0, done.output
     model = megatron_lite.load(workspace.path("parts"))
     expected = [model.best([prompt], max_new_tokens=6, beams=BeamOptions(num_beams=2))[0][0] for prompt in prompts]
-    assert done.output == "".join(f"{each.text}\n" for each in expected)
+    first, *others = (" ".join(each.text.split("\n")) for each in expected)
+    assert done.output == "".join(f"{line}\n" for line in (first, "", *others))
+    config = read_config(workspace.path("parts"))
+    datasets = open_datasets(config.data)
+    (about,), epochs = expected_mixture(config, datasets), 5 * config.training.global_batch_size / len(open_rows(config, datasets))
+    assert epochs <= about["epochs"] + 1e-3 <= 1.3 * epochs and not cap_faults(config, datasets)
     assert model.scores(["eins"], prompts=["one"]) != model.scores(["eins"], prompts=["two"])

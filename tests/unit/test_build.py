@@ -132,7 +132,7 @@ def test_the_folder_is_whole_and_verifies(dataset: Dataset) -> None:
     } <= names
     verify_dataset(dataset.path, quiet=True)
     rows = RowSource.open([(dataset, 1.0, None)], sequence_length=64, packing="best_fit", seed=0)
-    assert sum(row.num_targets for row in rows) == rows.num_tokens == sum(source.num_tokens for source in dataset.sources)
+    assert sum(row.num_targets for row in rows) == sum(source.num_tokens for source in dataset.sources)
     assert sum(row.target_bytes for row in rows) == sum(source.text_bytes for source in dataset.sources)
     page = (dataset.path / "report.html").read_text()
     assert "exact duplicate" in page and "http" not in page.replace("https", "http").split("<h2>Samples")[0]

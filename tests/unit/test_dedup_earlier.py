@@ -202,4 +202,5 @@ def test_an_earlier_dataset_in_object_storage_leaves_nothing_in_the_working_fold
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))  # where the cache is
     second = build(settings(tmp_path, "second", [TEXTS[1], TEXTS[9]], dedup={"earlier": [f"file://{first.path}"]}), quiet=True)
     assert texts_of(second) == [TEXTS[9]]
-    assert not list((tmp_path / "here").iterdir()) and list((tmp_path / "temporary").rglob("dedup/*.index"))
+    assert not list((tmp_path / "here").iterdir()) and not list((tmp_path / "temporary").rglob("*.index"))
+    assert list(tmp_path.glob("data/second.work/dedup/*.index"))  # which all machines of a build share

@@ -10,18 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data_pipeline.build import build, build_portion
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset
-from data_pipeline.document import document_id
+from data_pipeline.document import Document, document_id
 from data_pipeline.errors import ConfigError, DataError
 from data_pipeline.loader import RowSource
 from data_pipeline.notebook import open_dataset
 from data_pipeline.pair_loader import NO_TARGET, PairRowSource, Prefetcher, batch_id, pair_row_digest
 from data_pipeline.pair_packing import plan_pair_rows
 from data_pipeline.portion import Portion
+from data_pipeline.read import ReadOptions
+from data_pipeline.read_pairs import read_fields
 from data_pipeline.schema import validate
 from data_pipeline.show import show_dataset, show_pair_rows
 from data_pipeline.step import Ledger
@@ -29,6 +33,7 @@ from data_pipeline.tokenizer.encode import Encoder
 from data_pipeline.trace import find_document, samples_of, trace_pairs
 from data_pipeline.trace_input import trace_input
 from data_pipeline.verify import verify_dataset
+from launcher.mixture import mixture_lines
 from tests.corpus_fixtures import digests
 from tests.data_fixtures import WORDS
 
@@ -164,12 +169,19 @@ def test_rows_hold_every_pair_that_fits_once_with_its_partner(dataset: Dataset) 
             shard, inside = source.find(number)
             one, other = shard.sides(inside)
             if one.size > 48 or other.size > 64:
+                assert rows.why_left_out(source, number) == "source_too_long"
                 too_long += 1
             else:
+                assert rows.why_left_out(source, number) is None
                 wanted[tuple(one.tolist()), tuple(other.tolist())] += 1
-    assert pairs == wanted and sum(rows.left_out.values()) == rows.left_out["source_too_long"] == too_long == 1
+    assert pairs == wanted and too_long == 1
+    assert rows.left_out == [{"source_too_long": 1, "target_too_long": 0, "both_too_long": 0}]
     assert max(pairs.values()) == 1 and sum(row.target_bytes for row in rows) > 0
     assert sum(row.num_pairs for row in rows) > 3 * len(rows)
+    (line,) = mixture_lines([{"path": "data/x", "samples": 4, "epochs": 1.0, "left_out": rows.left_out[0]}])
+    assert line.endswith("1.00 epochs by the end; left out: 1 source too long")
+    held_out = PairRowSource.open([(dataset, 1.0, None)], **LENGTHS, seed=1, split="validation")
+    assert not list(samples_of(held_out, split="validation", source="none", document=0, num_samples=len(held_out) + 9))
 
 
 def test_batches_are_the_same_on_any_number_of_ranks_and_after_any_resume(dataset: Dataset) -> None:
@@ -298,6 +310,19 @@ def test_the_same_files_as_documents_and_as_pairs_are_two_things(tmp_path: Path,
         config = pair_config(tmp_path, tmp_path / "data", sources=[{"name": "x", **kinds[is_pairs]}], **plain)
         (source,) = build(config, quiet=True, replace=True).sources
         assert (source.pairs, source.num_documents) == (is_pairs, 3 if is_pairs else 2)
+
+
+def test_the_fields_of_a_pair_are_text_whatever_the_format(tmp_path: Path) -> None:
+    """Dedup compares by a field: what parquet has as bytes must be what jsonl has."""
+    records = [{"en": f"one {n}", "de": f"eins {n // 2}"} for n in range(6)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "a.parquet")
+    found = []
+    for path in ("a.jsonl", "a.parquet"):
+        options = ReadOptions(text_field="en", fields=["de"])
+        documents = list(read_fields(str(tmp_path / path), ("en", "de"), options, source="x", name="a"))
+        found.append([document.meta["fields"] for document in documents if isinstance(document, Document)])
+    assert found[0] == found[1] == [{"de": record["de"]} for record in records]
 
 
 def test_a_line_end_inside_a_side_makes_no_copy(tmp_path: Path) -> None:

@@ -32,9 +32,10 @@ def settings(folder: Path, **more: Any) -> DataConfig:
 def test_a_container_sees_all_that_the_data_config_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the names that the config has, and where links lead; nothing of object storage."""
     here = tmp_path / "here"
-    for name in ("here", "raw", "pairs", "store/eval", "before", "hub/snapshot", "hub/blobs"):
+    for name in ("here", "raw", "pairs", "store/eval", "before", "hub/snapshot", "hub/blobs", "lists"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "raw" / "one.txt").touch()
+    (tmp_path / "lists" / "hosts.txt").touch()
     (tmp_path / "link").symlink_to(tmp_path / "store")
     (tmp_path / "hub" / "blobs" / "tokenizer.json").touch()
     (tmp_path / "hub" / "snapshot" / "tokenizer.json").symlink_to(tmp_path / "hub" / "blobs" / "tokenizer.json")
@@ -48,11 +49,12 @@ def test_a_container_sees_all_that_the_data_config_names(tmp_path: Path, monkeyp
         ],
         tokenizer={"type": "pretrained", "name_or_path": str(tmp_path / "hub" / "snapshot")},
         dedup={"earlier": ["../before", "s3://bucket/y"]},
+        filters={"url": {"blocklists": [str(tmp_path / "lists" / "hosts.txt")]}},
         decontaminate={"evaluations": [{"name": "e", "files": str(tmp_path / "link" / "eval" / "*.jsonl")}]},
     )
     seen = {path.resolve() for path in folders_of(config)}
     assert folders_of(config)[:2] == [here, ROOT] and tmp_path / "link" / "eval" in folders_of(config)
-    places = ("here", "out", "work", "raw", "pairs", "store/eval", "before", "hub/snapshot", "hub/blobs")
+    places = ("here", "out", "work", "raw", "pairs", "store/eval", "before", "hub/snapshot", "hub/blobs", "lists")
     assert seen == {ROOT, *(tmp_path / place for place in places)}
 
 

@@ -243,6 +243,12 @@ def test_bad_files_are_refused(run: Path, tmp_path: Path) -> None:
     bad.write_text('{"prompt": "x"}\n{"text": "y"}\n')
     with pytest.raises(DataError, match='line 2: not an object with a text under "prompt"'):
         said("generate", str(run), "--file", str(bad))
+    bad.write_text('{"text": "x", "prompt": null}\n')
+    with pytest.raises(DataError, match='line 1: what is under "prompt" is no text'):
+        said("score", str(run), "--file", str(bad))
+    bad.write_text('{"text": "half a pair: \\ud83d"}\n')
+    with pytest.raises(DataError, match='line 1: not an object with a text under "text"'):
+        said("score", str(run), "--file", str(bad))
     bad.write_text("x\n")
     with pytest.raises(DataError, match="line 1: no JSON"):
         said("score", str(run), "--file", str(bad))

@@ -144,13 +144,15 @@ def test_a_run_whose_rows_were_packed_otherwise_is_not_traced(run: Path, capsys:
         file.write(json.dumps(event) + "\n")
     with pytest.raises(DataError, match="trained on rows of packing version 1, this program makes version"):
         trace_command(run, sample=0)
+    with pytest.raises(DataError, match="trained on rows of packing version 1, this program makes version"):
+        trace_command(run, sample=0, validation=True)
 
 
 def test_a_document_of_any_dataset_of_a_mixture_is_found_where_it_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both have a source `tiny`, and documents of the same ids: what is told apart is the dataset, never the name."""
     document = traced(capsys, run, sample=1)[0]["document"]
     hits = traced(capsys, run, document=document, num_samples=28)
-    rows, _ = rows_of(run, sequence_length=None, method=None, seed=0, split="train")
+    rows, _ = rows_of(run, sequence_length=None, method=None, seed=None, split="train")
     wanted = set()
     for sample in range(28):
         for position in range(rows[sample].num_targets):
