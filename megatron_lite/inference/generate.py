@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from data_pipeline.errors import ConfigError, Fault
+from data_pipeline.errors import Fault
 from megatron_lite.inference.beam import BeamOptions, Finish, Hypothesis, Limit, beam_search
 from megatron_lite.inference.logits import log_normaliser
+from megatron_lite.inference.prompts import require_prompts
 from megatron_lite.inference.rows import DecoderRows, DecodingRows
 from megatron_lite.inference.sampling import History, SamplingOptions, choose, draw
 from megatron_lite.models.decoder import Decoder
@@ -77,7 +78,9 @@ def start_sampling(
 ) -> tuple[list[Generation], Iterator[None]]:
     """`generate` with a pause after each token: (answers, which grow; an iterator, each of whose steps gives every row one)."""
     options = list(sampling) if isinstance(sampling, Sequence) else [sampling or SamplingOptions()] * len(prompts)
-    texts, sources = _texts(model, prompts, begin_id, max_new_tokens, faults=_counts("sampling", options, prompts))
+    faults = _counts("sampling", options, prompts) + _length(max_new_tokens)
+    require_prompts(model, prompts, begin_id=begin_id, faults=faults)
+    texts, sources = _texts(model, prompts, begin_id)
     if not texts or not max_new_tokens:
         return [Generation() for _ in texts], iter(())
     rows = DecoderRows(model, texts, more=max_new_tokens, sources=sources)
@@ -150,7 +153,8 @@ def generate_beams(
     stop_ids: Collection[int] = (),
 ) -> list[list[Hypothesis]]:
     """The n best answers to each prompt by beam search, best first. Everything else as in `generate`."""
-    texts, sources = _texts(model, prompts, begin_id, max_new_tokens)
+    require_prompts(model, prompts, begin_id=begin_id, faults=_length(max_new_tokens))
+    texts, sources = _texts(model, prompts, begin_id)
     if not texts or not max_new_tokens:
         return [[Hypothesis([], 0.0, 0.0, "length")] for _ in texts]
     rows = DecoderRows(model, texts, more=max_new_tokens, sources=sources)
@@ -170,34 +174,13 @@ def _counts(name: str, given: Sequence[object], prompts: Sequence[object]) -> li
     return [Fault(name, f"{len(given)} options", f"one, or one for each of the {len(prompts)} prompts")]
 
 
-def _texts(
-    model: Decoder, prompts: Sequence[Sequence[int]], begin_id: int | None, max_new_tokens: int, *, faults: Sequence[Fault] = ()
-) -> tuple[list[list[int]], list[list[int]] | None]:
-    """What the model reads of each prompt: (texts, None), or of an encoder-decoder (the beginnings of its answers, sources). Raises
-    ConfigError naming everything that it can't."""
+def _length(max_new_tokens: int) -> list[Fault]:
+    return [Fault("max_new_tokens", max_new_tokens, "a count from 0")] if max_new_tokens < 0 else []
+
+
+def _texts(model: Decoder, prompts: Sequence[Sequence[int]], begin_id: int | None) -> tuple[list[list[int]], list[list[int]] | None]:
+    """What the model reads of each prompt: (texts, None), or of an encoder-decoder (the beginnings of its answers, sources)."""
+    start = [] if begin_id is None else [begin_id]
     if isinstance(model, Seq2Seq):
-        if begin_id is None:
-            raise ConfigError([Fault("begin_id", None, "the id that stood before each target in training")])
-        sources = [list(prompt) for prompt in prompts]
-        _check(model, sources, max_new_tokens, faults=faults)
-        return [[begin_id] for _ in prompts], sources
-    texts = [[*([] if begin_id is None else [begin_id]), *prompt] for prompt in prompts]
-    _check(model, texts, max_new_tokens, faults=faults)
-    return texts, None
-
-
-def _check(model: Decoder, texts: Sequence[Sequence[int]], max_new_tokens: int, *, faults: Sequence[Fault] = ()) -> None:
-    context, vocabulary = model.config.max_position_embeddings, model.config.vocabulary
-    faults = list(faults)
-    if max_new_tokens < 0:
-        faults.append(Fault("max_new_tokens", max_new_tokens, "a count from 0"))
-    for row, text in enumerate(texts):
-        if not text:
-            faults.append(Fault(f"prompt {row}", "no tokens", "at least one", "give a begin id, such as the end-of-document id"))
-        elif len(text) > context:
-            faults.append(Fault(f"prompt {row}", f"{len(text)} tokens", f"at most max_position_embeddings ({context})", "shorten it"))
-        outside = [token for token in text if not 0 <= token < vocabulary]
-        if outside:
-            faults.append(Fault(f"prompt {row}", outside[0], f"ids from 0 to {vocabulary - 1}", "encode it with the run's own tokenizer"))
-    if faults:
-        raise ConfigError(faults)
+        return [start for _ in prompts], [list(prompt) for prompt in prompts]
+    return [[*start, *prompt] for prompt in prompts], None

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from data_pipeline.errors import ConfigError, Fault
+from megatron_lite.inference.prompts import require_texts
 from megatron_lite.layers.cross_entropy import IGNORED
 from megatron_lite.models.batch import Batch, Source
 from megatron_lite.models.decoder import Decoder
@@ -23,13 +23,14 @@ def score(
     """The log-probability in nats of each token of each text, given its prompt and the tokens before it. Collective over tp.
 
     Of an encoder-decoder, prompts are sources, their ends included. `begin_id` stands before every prompt, or target. Without it and
-    without a prompt the first token has none. Raises ConfigError for what is longer than the context or has ids outside the vocabulary.
+    without a prompt the first token has none. Raises ConfigError for what is longer than the context or has ids outside the vocabulary, and
+    for an empty source.
     """
+    require_texts(model, prompts, texts, begin_id=begin_id)
     start = [] if begin_id is None else [begin_id]
     of_source = isinstance(model, Seq2Seq)
     before = [start if of_source else [*start, *prompt] for prompt in prompts]
-    rows = [[*prompt, *text] for prompt, text in zip(before, texts, strict=True)]
-    _check(model, rows + [[*prompt] for prompt in prompts if of_source])
+    rows = [[*prompt, *text] for prompt, text in zip(before, texts)]
     longest = max((len(row) for row in rows), default=0) - 1
     if longest < 1:
         return [[None] * len(text) for text in texts]
@@ -51,19 +52,3 @@ def score(
         known = [None, *(-loss for loss in own[: len(row) - 1])] if row else []
         found.append(known[len(prompt) :])
     return found
-
-
-def _check(model: Decoder, rows: Sequence[Sequence[int]]) -> None:
-    context, vocabulary = model.config.max_position_embeddings, model.config.vocabulary
-    faults = []
-    for number, row in enumerate(rows):
-        if len(row) - 1 > context:
-            want = f"at most max_position_embeddings ({context})"
-            faults.append(
-                Fault(f"text {number}", f"{len(row) - 1} tokens to read", want, "score it in parts; `mlite eval` takes a dataset")
-            )
-        outside = [token for token in row if not 0 <= token < vocabulary]
-        if outside:
-            faults.append(Fault(f"text {number}", outside[0], f"ids from 0 to {vocabulary - 1}", "encode it with the run's own tokenizer"))
-    if faults:
-        raise ConfigError(faults)

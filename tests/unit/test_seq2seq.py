@@ -175,8 +175,15 @@ def test_sources_of_unequal_lengths_are_translated_as_if_alone() -> None:
 
 
 def test_an_answer_needs_a_source_and_a_beginning() -> None:
-    """Sources that are empty or too long are named, as prompts are."""
-    with pytest.raises(ConfigError, match="prompt 1"):
-        generate(build(), [[1], []], max_new_tokens=2, begin_id=0)
-    with pytest.raises(ConfigError, match="begin_id"):
-        generate(build(), [[1]], max_new_tokens=2)
+    """Sources that are empty or too long, and ids that don't exist, are named, alike where answers are made and where they are scored."""
+    model = build()
+    wrong = r"begin_id: got 64, wanted ids from 0 to 63(.|\n)*prompt 1: got 'no tokens'(.|\n)*end-of-document"
+    wrong += r"(.|\n)*prompt 2: got '17 tokens', wanted at most max_position_embeddings \(16\)(.|\n)*prompt 3: got -1, wanted ids"
+    sources = [[1], [], [3] * 17, [-1]]
+    with pytest.raises(ConfigError, match=wrong):
+        generate(model, sources, max_new_tokens=2, begin_id=64)
+    with pytest.raises(ConfigError, match=wrong):
+        score(model, sources, [[2]] * 4, begin_id=64)
+    with pytest.raises(ConfigError, match="begin_id: got None"):
+        generate(model, [[1]], max_new_tokens=2)
+    assert len(score(model, [[3] * 16], [[2] * 16], begin_id=0)[0]) == 16
