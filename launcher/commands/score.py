@@ -36,7 +36,9 @@ def _summary(text: str, known: Sequence[TokenLogprob], *, tokens: bool) -> dict[
     total = math.fsum(logprobs)
     line: dict[str, Any] = {"tokens": len(known), "logprob": total}
     if logprobs:
-        line |= {"perplexity": perplexity(-total / len(logprobs)), "bits_per_byte": -total / math.log(2) / len(text.encode())}
+        line["perplexity"] = perplexity(-total / len(logprobs))
+    if logprobs and text:  # an encoder-decoder says how probable an end is, though no text comes before it
+        line["bits_per_byte"] = -total / math.log(2) / len(text.encode())
     if tokens:
         line["logprobs"] = [[each.text, each.logprob] for each in known]
     return line

@@ -142,13 +142,14 @@ class LanguageModel:
         return answers
 
     def logprobs(self, text: str, *, prompt: str = "") -> list[TokenLogprob]:
-        """Of each token of the text, given the prompt and what stands before it. Prompt and text are encoded apart."""
+        """Of each token of the text, given the prompt and what stands before it. Prompt and text are encoded apart. An encoder-decoder's
+        text ends with its stop token, as its answers do."""
         return self.scores([text], prompts=[prompt])[0]
 
     def scores(self, texts: Sequence[str], *, prompts: Sequence[str] | None = None) -> list[list[TokenLogprob]]:
         """Likewise of several texts at once. Collective over tp."""
         given = [self._prompt(prompt) for prompt in prompts or [""] * len(texts)]
-        ids = [self._ids(text) for text in texts]
+        ids = [self._ids(text) + self._end for text in texts]
         known = score(self.model, given, ids, begin_id=self.begin_id)
         return [
             [TokenLogprob(token, self.tokenizer.decode([token]), logprob) for token, logprob in zip(tokens, logprobs)]
@@ -160,9 +161,13 @@ class LanguageModel:
         """Whether an answer stands for itself and does not go on from its prompt."""
         return isinstance(self.model, Seq2Seq)
 
+    @property
+    def _end(self) -> list[int]:
+        """What ends a source, and a target, in training."""
+        return [self.stop_ids[0]] if self.translates and self.stop_ids else []
+
     def _prompt(self, text: str) -> list[int]:
-        """Of a source, with its end, as in training."""
-        return self._ids(text) + ([self.stop_ids[0]] if self.translates and self.stop_ids else [])
+        return self._ids(text) + self._end
 
     def _ids(self, text: str) -> list[int]:
         return [int(token) for token in self.tokenizer.encode(text)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from megatron_lite.inference.generate import generate, generate_beams
 from megatron_lite.inference.kv_cache import KVCache
 from megatron_lite.inference.sampling import SamplingOptions
 from megatron_lite.inference.score import score
+from megatron_lite.inference.text import LanguageModel
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, DropoutKey, Source
 from megatron_lite.models.build import build_model
@@ -172,6 +174,31 @@ def test_sources_of_unequal_lengths_are_translated_as_if_alone() -> None:
         said = [*best.tokens, *([7] if best.finish == "stop" else [])]
         known = score(model, [source], [said], begin_id=0)[0]
         assert abs(sum(known) - best.logprob) < 1e-4  # type: ignore[arg-type]
+
+
+class _Letters:
+    """Ids 0.. as single characters."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) - 48 for letter in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(48 + token) for token in ids)
+
+    def stream(self) -> Any:
+        raise NotImplementedError
+
+
+def test_an_answer_scored_again_has_the_same_probability() -> None:
+    """The end of a target counts, in the text's score as in the beam's and in evaluation; an empty text is its end alone."""
+    translator = LanguageModel(build(init={"std": 0.3}), _Letters(), 0, (42,))
+    found = translator.best(["?A", "Q", "7c", "be"], max_new_tokens=9, beams=BeamOptions(num_beams=3))
+    ended = [each[0] for each in found if each[0].finish == "stop"]
+    assert ended
+    for best in ended:
+        (known,) = translator.scores([best.text], prompts=[best.prompt])
+        assert known[-1].token == 42 and sum(each.logprob or 0.0 for each in known) == pytest.approx(best.logprob, abs=1e-5)
+    assert [each.token for each in translator.logprobs("", prompt="Q")] == [42]
 
 
 def test_an_answer_needs_a_source_and_a_beginning() -> None:
