@@ -39,6 +39,20 @@ def section_faults(faults: Sequence[Fault]) -> PydanticCustomError:
     return PydanticCustomError("section_faults", "rules over several keys", {"faults": list(faults)})
 
 
+def unread_faults(section: Section, chosen: str, by: str, read_by: Mapping[str, Sequence[str]]) -> list[Fault]:
+    """A fault for each key that differs from its default and that `chosen`, the value of the key `by`, doesn't read; `read_by` has for
+    each key the values that do."""
+    return [
+        Fault(key, value, f"its default ({_in_yaml(default)}) with {by}: {chosen}", f"only {by}: {' or '.join(values)} reads it; remove it")
+        for key, values in read_by.items()
+        if chosen not in values and (value := getattr(section, key)) != (default := type(section).model_fields[key].default)
+    ]
+
+
+def _in_yaml(value: object) -> str:
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
+
+
 # ----------------------------------------------------------------------------------------------- composing
 
 LEFT_OUT = ...  # stands in a composed tree for what could not be read: no value of YAML's, so that no section takes it

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.errors import Fault
-from data_pipeline.schema import Section, section_faults
-
-
-def _unread(section: Section, chosen: str, by: str, read_by: Mapping[str, tuple[str, ...]]) -> list[Fault]:
-    """A fault for each key that differs from its default and that the chosen type doesn't read."""
-    return [
-        Fault(key, value, f"its default ({_shown(default)}) with {by}: {chosen}", f"only {by}: {' or '.join(types)} reads it; remove it")
-        for key, types in read_by.items()
-        if chosen not in types and (value := getattr(section, key)) != (default := type(section).model_fields[key].default)
-    ]
-
-
-def _shown(value: object) -> str:
-    return "null" if value is None else str(value)
-
+from data_pipeline.schema import Section, section_faults, unread_faults
 
 _READ_BY_SCALING = {
     "factor": ("linear", "ntk", "yarn", "llama3"),
@@ -50,7 +35,7 @@ class RopeScalingConfig(Section):
 
     @model_validator(mode="after")
     def _of_one_type(self) -> RopeScalingConfig:
-        faults = _unread(self, self.type, "type", _READ_BY_SCALING)
+        faults = unread_faults(self, self.type, "type", _READ_BY_SCALING)
         if self.type != "none" and self.factor == 1:
             faults.append(Fault("factor", self.factor, f"above 1 with type: {self.type}", "say how many times as far, or use type: none"))
         if self.type in ("yarn", "llama3") and self.original_max_position_embeddings is None:
@@ -95,7 +80,7 @@ class PositionConfig(Section):
     @model_validator(mode="after")
     def _of_one_type(self) -> PositionConfig:
         buckets, reach = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        faults = _unread(self, self.type, "type", _READ_BY_POSITIONS)
+        faults = unread_faults(self, self.type, "type", _READ_BY_POSITIONS)
         if buckets % 4:
             fix = "an encoder has half of the buckets for what comes after, and half of each half holds single distances"
             faults.append(Fault("relative_attention_num_buckets", buckets, "a multiple of 4", fix))

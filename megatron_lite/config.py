@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.errors import Fault
-from data_pipeline.schema import Section
+from data_pipeline.schema import Section, section_faults, unread_faults
 from megatron_lite.model_config import ModelConfig, nearest_divisors
 
 # -------------------------------------------------------------------------------------------------------------- parallel
@@ -128,6 +128,12 @@ class SchedulerConfig(Section):
     name: Literal["cosine", "linear", "constant", "inverse_sqrt"] = "cosine"  # the shape from the peak down; constant stays there
     warmup_steps: int = Field(0, ge=0)  # updates up to the peak
     min_lr_ratio: float = Field(0.1, ge=0, le=1)  # cosine, linear: the last learning rate as a share of the peak
+
+    @model_validator(mode="after")
+    def _of_the_shape(self) -> SchedulerConfig:
+        if faults := unread_faults(self, self.name, "name", {"min_lr_ratio": ("cosine", "linear")}):
+            raise section_faults(faults)
+        return self
 
 
 class CheckpointConfig(Section):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from data_pipeline.schema import Section
+from data_pipeline.schema import Section, section_faults, unread_faults
 
 
 class InitConfig(Section):
@@ -14,10 +14,16 @@ class InitConfig(Section):
 
     # normal: normal(0, std); small: normal(0, sqrt(2 / (5 hidden_size))); xavier_uniform: within sqrt(6 / (rows + columns)), as in 2017
     scheme: Literal["normal", "small", "xavier_uniform"] = "normal"  # small: Nguyen and Salazar 2019; xavier: Glorot and Bengio 2010
-    std: float = Field(0.02, gt=0)  # of the normal distribution
+    std: float = Field(0.02, gt=0)  # of the normal distribution, and of position.type: t5's table in each scheme
     embedding_std: float | None = Field(None, gt=0)  # embeddings and head; null: the scheme's, with xavier_uniform 1 / sqrt(hidden_size)
     scaled_residual: bool = True  # divide what writes into the residual stream by sqrt(2 * layers), beside cross-attention sqrt(3 * layers)
     zero_residual: bool = False  # what writes into the residual stream starts at 0, whatever else is said: a layer then changes nothing
+
+    @model_validator(mode="after")
+    def _residual(self) -> InitConfig:
+        if faults := unread_faults(self, str(self.zero_residual).lower(), "zero_residual", {"scaled_residual": ("false",)}):
+            raise section_faults(faults)
+        return self
 
 
 class MupConfig(Section):

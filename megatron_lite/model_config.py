@@ -5,12 +5,13 @@ Keys follow Hugging Face's names where they exist: what is flat there stays flat
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.errors import Fault
-from data_pipeline.schema import Section, section_faults
+from data_pipeline.schema import Section, section_faults, unread_faults
 from megatron_lite.attention_config import AttentionConfig, PositionConfig, RopeConfig, position_faults
 from megatron_lite.block_config import MLPConfig, NormConfig, ResidualConfig
 from megatron_lite.init_config import InitConfig, MupConfig
@@ -94,6 +95,9 @@ class ModelConfig(Section):
         elif self.residual.parallel != "none" and self.family == "seq2seq":
             fix = "leave it out: cross-attention reads what attention found"
             faults.append(Fault("residual.parallel", self.residual.parallel, "none with family: seq2seq", fix))
+        if self.position.type != "t5":
+            unread = unread_faults(self.init, self.init.scheme, "init.scheme", {"std": ("normal", "position.type: t5")})
+            faults += [replace(fault, field=f"init.{fault.field}") for fault in unread]
         if self.mup.base_hidden_size is not None and self.init.scheme != "normal":
             fix = "use init.scheme normal, whose std mup scales"
             faults.append(Fault("init.scheme", self.init.scheme, "normal with mup, as others follow the width already", fix))

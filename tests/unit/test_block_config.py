@@ -28,6 +28,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mlp": {"gate": False}}, r"model\.mlp\.gate.*did you mean mlp\.gated\?"),
     ({"embedding_multiplier": -1.0}, r"model\.embedding_multiplier: .* above 0, or sqrt_hidden_size"),
     ({"init": {"scheme": "small"}, "mup": {"base_hidden_size": 64}}, r"model\.init\.scheme: got 'small', wanted normal with mup"),
+    (
+        {"init": {"scheme": "xavier_uniform", "std": 0.1}},
+        r"model\.init\.std: got 0\.1, wanted its default \(0\.02\) with init\.scheme: xavier_uniform.* normal or position\.type: t5 reads it",
+    ),
+    (
+        {"init": {"zero_residual": True, "scaled_residual": False}},
+        r"model\.init\.scaled_residual: got False, wanted its default \(true\) with zero_residual: true.*only zero_residual: false reads it",
+    ),
     ({"mup": {"base_head_dim": 16}}, r"model\.mup\.base_head_dim: got 16, wanted null without mup\.base_hidden_size"),
 ]
 
@@ -37,6 +45,12 @@ def test_what_can_not_be_is_refused_by_one_fault(values: dict[str, Any], said: s
     with pytest.raises(ConfigError, match=said) as caught:
         validate(ModelConfig, values, prefix="model")
     assert len(caught.value.faults) == 1
+
+
+@pytest.mark.parametrize("init", [{"scheme": "small", "std": 0.02}, {"zero_residual": True, "scaled_residual": True}])
+def test_a_default_that_is_not_read_may_be_said(init: dict[str, Any]) -> None:
+    validate(ModelConfig, {"init": init})
+    validate(ModelConfig, {"init": {"scheme": "small", "std": 0.1}, "position": {"type": "t5"}})  # of its table
 
 
 def test_shares_and_intervals_have_their_limits() -> None:

@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from data_pipeline.errors import ConfigError
+from data_pipeline.schema import validate
 from megatron_lite.config import SchedulerConfig, TrainingConfig, scheduler_faults
 from megatron_lite.training.schedules import SHAPES, lr_at
 
@@ -42,6 +44,15 @@ def test_B083_warm_up_longer_than_the_run_is_a_fault() -> None:
     assert scheduler_faults(SchedulerConfig(warmup_steps=5), TrainingConfig(steps=5)) == []
 
 
+@pytest.mark.parametrize("name", ["constant", "inverse_sqrt"])
+def test_an_end_that_the_shape_does_not_have_is_a_fault(name: str) -> None:
+    assert validate(SchedulerConfig, {"name": name, "min_lr_ratio": 0.1}) == SchedulerConfig(name=name)  # the default itself says nothing
+    with pytest.raises(
+        ConfigError, match=rf"min_lr_ratio: got 0\.0, wanted its default \(0\.1\) with name: {name}.*only name: cosine or linear"
+    ):
+        validate(SchedulerConfig, {"name": name, "min_lr_ratio": 0.0})
+
+
 def test_B084_first_update_moves_the_weights() -> None:
     """B084: warm-up 4 to peak 1.0 makes its first update at 0.25."""
     assert rates("cosine", warmup=4, total=10)[0] == 0.25
@@ -64,7 +75,7 @@ def test_B085_rate_knows_nothing_of_accumulation_or_ranks() -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_rate_stays_at_its_end_past_the_run(name: str) -> None:
-    scheduler = SchedulerConfig(name=name, warmup_steps=1, min_lr_ratio=0.25)
+    scheduler = SchedulerConfig(name=name, warmup_steps=1, **({} if name == "constant" else {"min_lr_ratio": 0.25}))
     last = lr_at(10, peak=2.0, num_steps=10, scheduler=scheduler)
     assert lr_at(11, peak=2.0, num_steps=10, scheduler=scheduler) == last
     assert last == (2.0 if name == "constant" else pytest.approx(0.5))
