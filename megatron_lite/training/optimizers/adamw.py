@@ -11,15 +11,7 @@ from megatron_lite.config import OptimizerConfig
 from megatron_lite.models.init import is_vocabulary
 from megatron_lite.parallel.shard_spec import ShardSpec, spec_of
 
-BIASES = "position_bias.weight"  # tables of them
-# Tied, the first is the last too; an encoder may have its own.
-EMBEDDINGS = (
-    "embedding.weight",
-    "position_embedding.weight",
-    "encoder.embedding.weight",
-    "encoder.position_embedding.weight",
-    "lm_head.weight",
-)
+BIAS_TABLES = "position_bias.weight"  # of distances and heads: nothing in them grows with the width, and as biases they do not decay
 STATES = ("exp_avg", "exp_avg_sq")
 
 
@@ -28,8 +20,8 @@ def decays(name: str, spec: ShardSpec, config: OptimizerConfig) -> bool:
 
     Decided by the spec's shape: under ZeRO-3 the parameter itself has been flattened away.
     """
-    is_matrix = len(spec.local_shape) >= 2 and not name.endswith(BIASES)
-    return is_matrix and (config.decay_embeddings or name not in EMBEDDINGS)
+    is_matrix = len(spec.local_shape) >= 2 and not name.endswith(BIAS_TABLES)
+    return is_matrix and (config.decay_embeddings or not is_vocabulary(name))
 
 
 def parameter_groups(
@@ -58,7 +50,7 @@ def parameter_groups(
 
 def grows_both_ways(spec: ShardSpec) -> bool:
     """Whether it is a matrix whose rows and columns both grow with the model's width; embeddings and the head have tokens in one."""
-    tables = any(is_vocabulary(piece.name) or piece.name.endswith(BIASES) for piece in spec.pieces)
+    tables = any(is_vocabulary(piece.name) or piece.name.endswith(BIAS_TABLES) for piece in spec.pieces)
     return len(spec.local_shape) >= 2 and not tables and bool(spec.pieces)
 
 
