@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron_lite.config import NO_EXTRAS, LossConfig
-from megatron_lite.layers.context import KeyValueStore, Memory
+from megatron_lite.layers.context import ForwardContext, KeyValueStore, Memory
 from megatron_lite.layers.document_kernels import AskedKernel
 from megatron_lite.layers.embedding import VocabEmbedding
 from megatron_lite.layers.kernels import AttentionMask
@@ -63,18 +63,16 @@ class Seq2Seq(Decoder):
     def blocks(self) -> list[nn.Module]:
         return [*self.encoder.layers, *self.layers]
 
-    def hidden(self, batch: Batch, key: DropoutKey | None, *, store: KeyValueStore | None, split: bool) -> Tensor:
-        context = self._context(batch, key, store=store, split=split)
+    def _context(self, batch: Batch, key: DropoutKey | None, *, store: KeyValueStore | None, split: bool) -> ForwardContext:
+        return replace(super()._context(batch, key, store=store, split=split), memory=self._memory(batch, key, store))
+
+    def _memory(self, batch: Batch, key: DropoutKey | None, store: KeyValueStore | None) -> Memory | None:
         if store is not None:
-            memory = store.memory
-        else:
-            assert batch.source is not None, "an encoder-decoder's batch has a source"
-            targets = torch.zeros_like(batch.inputs, dtype=torch.int32) if batch.segments is None else batch.segments
-            mask = AttentionMask.between_segments(targets, batch.source.segments)
-            memory = Memory(self._encoded(batch.source, batch.samples, key), mask)
-        context = replace(context, memory=memory)
-        x = self._embedded(batch, context, self.embedding, self.position_embedding)
-        return self._through(self.layers, x, context, self.final_norm)
+            return store.memory
+        assert batch.source is not None, "an encoder-decoder's batch has a source"
+        targets = torch.zeros_like(batch.inputs, dtype=torch.int32) if batch.segments is None else batch.segments
+        mask = AttentionMask.between_segments(targets, batch.source.segments)
+        return Memory(self._encoded(batch.source, batch.samples, key), mask)
 
     @torch.no_grad()
     def encode(self, source: Source) -> Memory:
