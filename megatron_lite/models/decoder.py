@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from megatron_lite.config import NO_EXTRAS, LossConfig
+from megatron_lite.config import NO_EXTRAS, LossConfig, TrainingConfig
 from megatron_lite.layers.context import ForwardContext, KeyValueStore, Masks
 from megatron_lite.layers.cross_entropy import IGNORED, Logits
 from megatron_lite.layers.document_kernels import AskedKernel, changed_scores, choose_kernel
@@ -31,20 +32,33 @@ from megatron_lite.parallel.random import DropoutKey, sample_keys
 Checkpointing = Literal["none", "selective", "full"]
 
 
+@dataclass(frozen=True)
+class ForwardOptions:
+    """How a forward is computed, which changes nothing of what comes out, and what is optimised beside the cross-entropy."""
+
+    checkpointing: Checkpointing = "none"  # what is computed again in the backward pass instead of kept
+    document_kernel: AskedKernel = "auto"  # what keeps documents apart on GPUs
+    extras: LossConfig = NO_EXTRAS
+
+    @classmethod
+    def of(cls, training: TrainingConfig) -> ForwardOptions:
+        return cls(training.activation_checkpointing, training.document_kernel, training.loss)
+
+    @property
+    def recompute_attention(self) -> bool:
+        """Of attention alone; with "full" it is the whole layer that is computed again."""
+        return self.checkpointing == "selective"
+
+
+PLAIN = ForwardOptions()
+
+
 class Decoder(nn.Module):
     """Embedding, blocks, norm and head. Whether dropout is on is said by a forward's key, never by train() or eval()."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        groups: ProcessGroups,
-        *,
-        checkpointing: Checkpointing = "none",
-        document_kernel: AskedKernel = "auto",
-        extras: LossConfig = NO_EXTRAS,
-    ) -> None:
+    def __init__(self, config: ModelConfig, groups: ProcessGroups, options: ForwardOptions = PLAIN) -> None:
         super().__init__()
-        self.config, self.groups, self.checkpointing, self.document_kernel = config, groups, checkpointing, document_kernel
+        self.config, self.groups, self.options = config, groups, options
         self.watcher: Watcher | None = None  # is shown activations where there is one
         vocabulary, size = config.vocabulary, config.hidden_size
         self.embedding = VocabEmbedding(vocabulary, size, groups, name="embedding.weight", factor=config.embedding_factor)
@@ -52,13 +66,13 @@ class Decoder(nn.Module):
         self.position_bias = position_bias(config, groups, name="position_bias.weight")
         self.windows = {config.attention.window_of(layer) for layer in range(config.num_hidden_layers)}
         self.layers = nn.ModuleList(
-            Block(config, groups, layer=layer, recompute_attention=checkpointing == "selective", cross=config.family == "seq2seq")
+            Block(config, groups, layer=layer, recompute_attention=options.recompute_attention, cross=config.family == "seq2seq")
             for layer in range(config.num_hidden_layers)
         )
         self.final_norm = norm_of(config, name="final_norm") if config.has_final_norm else None
         tied = self.embedding.weight if config.tie_word_embeddings else None
         logits = Logits(config.logit_factor, config.final_logit_softcapping)
-        self.lm_head = LMHead(vocabulary, size, groups, name="lm_head.weight", tied=tied, logits=logits, extras=extras)
+        self.lm_head = LMHead(vocabulary, size, groups, name="lm_head.weight", tied=tied, logits=logits, extras=options.extras)
 
     def forward(
         self,
@@ -102,7 +116,7 @@ class Decoder(nn.Module):
         for layer in cast(Iterable[Block], layers):
             if self.watcher is not None:
                 self.watcher.see(f"activations/{layer.name}/in", x, copies=copies)
-            if self.checkpointing == "full" and torch.is_grad_enabled():
+            if self.options.checkpointing == "full" and torch.is_grad_enabled():
                 x = checkpoint(layer, x, context.within(layer.name), use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(x, context.within(layer.name))
@@ -173,7 +187,7 @@ class Decoder(nn.Module):
         if batch.segments is None:
             return AttentionMask(window=window)
         choice = choose_kernel(
-            self.document_kernel,
+            self.options.document_kernel,
             device=batch.segments.device,
             dtype=self.embedding.weight.dtype,
             head_size=self.config.head_size,

@@ -7,9 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from megatron_lite.config import NO_EXTRAS, LossConfig
 from megatron_lite.layers.context import ForwardContext, KeyValueStore, Memory
-from megatron_lite.layers.document_kernels import AskedKernel
 from megatron_lite.layers.embedding import VocabEmbedding
 from megatron_lite.layers.kernels import AttentionMask
 from megatron_lite.layers.linear import enter_tp
@@ -19,7 +17,7 @@ from megatron_lite.layers.position_embedding import position_embedding
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, Source
 from megatron_lite.models.block import Block
-from megatron_lite.models.decoder import Checkpointing, Decoder
+from megatron_lite.models.decoder import PLAIN, Decoder, ForwardOptions
 from megatron_lite.parallel.groups import ProcessGroups
 from megatron_lite.parallel.random import DropoutKey
 
@@ -27,7 +25,7 @@ from megatron_lite.parallel.random import DropoutKey
 class Encoder(nn.Module):
     """The encoder's own parameters; Seq2Seq runs them. Its embedding is the decoder's where they share one."""
 
-    def __init__(self, config: ModelConfig, groups: ProcessGroups, *, checkpointing: Checkpointing) -> None:
+    def __init__(self, config: ModelConfig, groups: ProcessGroups, options: ForwardOptions) -> None:
         super().__init__()
         size = config.hidden_size
         self.embedding: VocabEmbedding | None = None
@@ -37,7 +35,7 @@ class Encoder(nn.Module):
         self.position_embedding = position_embedding(config, name="encoder.position_embedding.weight")
         self.position_bias = position_bias(config, groups, name="encoder.position_bias.weight", bidirectional=True)
         self.layers = nn.ModuleList(
-            Block(config, groups, layer=layer, recompute_attention=checkpointing == "selective", within="encoder.")
+            Block(config, groups, layer=layer, recompute_attention=options.recompute_attention, within="encoder.")
             for layer in range(config.encoder_layers)
         )
         self.final_norm = norm_of(config, name="encoder.final_norm") if config.has_final_norm else None
@@ -47,17 +45,9 @@ class Seq2Seq(Decoder):
     """A decoder whose layers attend to a source, and the encoder that reads it. Batches have a `source`; targets see that of their
     own segment. In decoding the store has the memory, made by `encode`."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        groups: ProcessGroups,
-        *,
-        checkpointing: Checkpointing = "none",
-        document_kernel: AskedKernel = "auto",
-        extras: LossConfig = NO_EXTRAS,
-    ) -> None:
-        super().__init__(config, groups, checkpointing=checkpointing, document_kernel=document_kernel, extras=extras)
-        self.encoder = Encoder(config, groups, checkpointing=checkpointing)
+    def __init__(self, config: ModelConfig, groups: ProcessGroups, options: ForwardOptions = PLAIN) -> None:
+        super().__init__(config, groups, options)
+        self.encoder = Encoder(config, groups, options)
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -85,7 +75,7 @@ class Seq2Seq(Decoder):
 
     def _document_mask(self, batch: Batch, window: int | None) -> AttentionMask:
         """On CPU one mask for all pairs, unless something else is asked for: they are short, and a kernel's call for each costs more."""
-        if batch.segments is not None and batch.segments.device.type == "cpu" and self.document_kernel == "auto":
+        if batch.segments is not None and batch.segments.device.type == "cpu" and self.options.document_kernel == "auto":
             return AttentionMask.of_segments(batch.segments, kernel="blocks", window=window)
         return super()._document_mask(batch, window)
 

@@ -22,7 +22,7 @@ from megatron_lite.config import OptimizerConfig, ParallelConfig, TrainingConfig
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, DropoutKey
 from megatron_lite.models.build import build_model
-from megatron_lite.models.decoder import Decoder
+from megatron_lite.models.decoder import Decoder, ForwardOptions
 from megatron_lite.models.init import local_init, materialise
 from megatron_lite.parallel.groups import ProcessGroups
 from megatron_lite.parallel.replicated import register_gradient_sums
@@ -61,9 +61,7 @@ class DeepSpeedEngine:
             groups,
             seed=seed,
             device=device,
-            checkpointing=training.activation_checkpointing,
-            document_kernel=training.document_kernel,
-            extras=training.loss,
+            options=ForwardOptions.of(training),
             materialise=False,
         )
         dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32

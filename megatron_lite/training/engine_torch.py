@@ -15,7 +15,7 @@ from megatron_lite.config import OptimizerConfig, TrainingConfig
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, DropoutKey
 from megatron_lite.models.build import build_model
-from megatron_lite.models.decoder import Decoder
+from megatron_lite.models.decoder import Decoder, ForwardOptions
 from megatron_lite.models.init import local_init
 from megatron_lite.parallel.groups import ProcessGroups
 from megatron_lite.parallel.replicated import register_gradient_sums
@@ -46,9 +46,7 @@ class TorchEngine:
             seed=seed,
             device=device,
             dtype=dtype,
-            checkpointing=training.activation_checkpointing,
-            document_kernel=training.document_kernel,
-            extras=training.loss,
+            options=ForwardOptions.of(training),
         )
         if training.compile:
             for layer in self._model.blocks:

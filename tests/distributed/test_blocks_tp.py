@@ -10,6 +10,7 @@ import torch
 from megatron_lite.config import LossConfig
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.build import build_model
+from megatron_lite.models.decoder import ForwardOptions
 from megatron_lite.models.init import distribution
 from megatron_lite.parallel.replicated import register_gradient_sums
 from megatron_lite.parallel.shard_spec import spec_of
@@ -51,7 +52,7 @@ def away_from_constants(model: torch.nn.Module, config: ModelConfig) -> None:
 def forward_backward(extra: dict[str, Any], tp: int, split: bool, checkpointing: str) -> tuple[float, Blocks, Blocks]:
     """On a rank: loss, gradients, weights."""
     config, groups = ModelConfig(**UNEVEN | extra), groups_of(tp=tp, sequence_parallel=split)
-    model = build_model(config, groups, seed=1, checkpointing=checkpointing, extras=EXTRAS)  # type: ignore[arg-type]
+    model = build_model(config, groups, seed=1, options=ForwardOptions(checkpointing, extras=EXTRAS))  # type: ignore[arg-type]
     away_from_constants(model, config)
     register_gradient_sums(model, groups)
     loss, _ = model(batch_of(config), KEY)

@@ -13,6 +13,7 @@ from megatron_lite.layers.embedding import VocabularyCut
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, DropoutKey
 from megatron_lite.models.build import build_model
+from megatron_lite.models.decoder import ForwardOptions
 from megatron_lite.parallel import collectives
 from megatron_lite.parallel.groups import ProcessGroups
 from megatron_lite.parallel.random import sample_keys
@@ -50,7 +51,7 @@ def plain(config: ModelConfig, weights: dict[str, torch.Tensor]) -> tuple[float,
 def forward_backward(extra: dict[str, Any], tp: int, split: bool, checkpointing: str = "none") -> tuple[float, Blocks, Blocks, bool]:
     """On a rank: loss, gradients, weights, and whether padding has zero weights and gradients."""
     config, groups = ModelConfig(**UNEVEN | extra), groups_of(tp=tp, sequence_parallel=split)
-    model = build_model(config, groups, seed=1, checkpointing=checkpointing)  # type: ignore[arg-type]
+    model = build_model(config, groups, seed=1, options=ForwardOptions(checkpointing))  # type: ignore[arg-type]
     register_gradient_sums(model, groups)
     loss, _ = model(batch_of(config), KEY)
     loss.backward()
@@ -131,7 +132,7 @@ def test_weights_travel_between_layouts(ranks2: Ranks, ranks4: Ranks) -> None:
 
 def _replica(tp: int, dp: int, seeds: list[int]) -> tuple[torch.Tensor, Blocks]:
     config, groups = ModelConfig(**UNEVEN), groups_of(tp=tp, dp=dp)
-    model = build_model(config, groups, seed=1, checkpointing="full")
+    model = build_model(config, groups, seed=1, options=ForwardOptions("full"))
     batch = batch_of(config, seeds[groups.dp.rank])
     model(batch, KEY)[0].backward()
     return model.logits(batch).detach(), blocks_of(model, gradient)

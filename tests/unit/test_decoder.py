@@ -11,7 +11,7 @@ from megatron_lite.layers.positions import rotate, rotation
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, DropoutKey
 from megatron_lite.models.build import build_model
-from megatron_lite.models.decoder import Decoder
+from megatron_lite.models.decoder import Decoder, ForwardOptions
 from megatron_lite.parallel.groups import ProcessGroups
 from tests import reference
 from tests.logical import assemble, assert_recomputing_changes_nothing, blocks_of, gradient
@@ -21,7 +21,7 @@ STARTS = [[0, 5, 13], [0]]
 
 
 def build(seed: int = 1, dtype: torch.dtype = torch.float32, checkpointing: Any = "none", **extra: Any) -> Decoder:
-    return build_model(ModelConfig(**TINY | extra), ProcessGroups.single(), seed=seed, dtype=dtype, checkpointing=checkpointing)
+    return build_model(ModelConfig(**TINY | extra), ProcessGroups.single(), seed=seed, dtype=dtype, options=ForwardOptions(checkpointing))
 
 
 def rows(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -43,7 +43,7 @@ def test_forward_and_backward_read_nothing_from_the_device(kernel: str, checkpoi
     """bf16 rows with documents, dropout on: torch's varlen_attn takes our arguments, and no value is asked for."""
     monkeypatch.setattr(decoder, "choose_kernel", lambda *_, **__: KernelChoice(kernel))
     with torch.device("meta"):
-        model = decoder.Decoder(CONFIG, ProcessGroups.single(), checkpointing=checkpointing)
+        model = decoder.Decoder(CONFIG, ProcessGroups.single(), decoder.ForwardOptions(checkpointing))
     with FakeTensorMode():
         for module in model.modules():
             for name, parameter in list(module._parameters.items()):

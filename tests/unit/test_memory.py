@@ -18,6 +18,7 @@ from megatron_lite.memory import Buckets, memory
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, DropoutKey
 from megatron_lite.models.build import build_model
+from megatron_lite.models.decoder import ForwardOptions
 from megatron_lite.parallel.groups import Axis, ProcessGroups
 from megatron_lite.sizes import largest_local_parameter, num_local_parameters
 
@@ -38,7 +39,7 @@ def kept_by_autograd(config: ModelConfig, training: TrainingConfig, *, pieces: i
     """Bytes of every storage that a forward leaves for its backward, parameters apart."""
     dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
     length = training.sequence_length
-    model = build_model(config, groups or ProcessGroups.single(), seed=0, dtype=dtype, checkpointing=training.activation_checkpointing)
+    model = build_model(config, groups or ProcessGroups.single(), seed=0, dtype=dtype, options=ForwardOptions.of(training))
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     ids = np.random.default_rng(0).integers(0, config.vocabulary, (ROWS, length))
     starts = [list(range(0, length, length // pieces))] * ROWS

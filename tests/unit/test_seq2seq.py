@@ -20,6 +20,7 @@ from megatron_lite.inference.text import LanguageModel
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch, DropoutKey, Source
 from megatron_lite.models.build import build_model
+from megatron_lite.models.decoder import ForwardOptions
 from megatron_lite.models.seq2seq import Seq2Seq
 from megatron_lite.parallel.groups import ProcessGroups
 from megatron_lite.sizes import num_parameters
@@ -54,8 +55,8 @@ SOURCE_STARTS = [[0, 4, 11], [0]]
 
 
 def build(**extra: Any) -> Seq2Seq:
-    checkpointing = extra.pop("checkpointing", "none")
-    model = build_model(ModelConfig(**PAIRS | extra), ProcessGroups.single(), seed=1, checkpointing=checkpointing)
+    options = ForwardOptions(extra.pop("checkpointing", "none"))
+    model = build_model(ModelConfig(**PAIRS | extra), ProcessGroups.single(), seed=1, options=options)
     assert isinstance(model, Seq2Seq)
     return model
 
