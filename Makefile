@@ -16,7 +16,8 @@ install: $(STAMP)  ## the environment in .venv, the project and its development 
 
 # A torch that the interpreter already has (a cluster's own build) is kept: the environment then sees the system's
 # packages, and the pin on torch is left out. Not so from inside a virtual environment, which a second one can't see
-# into: there torch is installed anew, at the version that is tested.
+# into: there torch is installed anew, at the version that is tested. Python compiles a module when it is first imported: doing so to all
+# that is installed would take half a minute more.
 $(STAMP): pyproject.toml constraints.txt
 	@if $(PYTHON) -c 'import sys, torch; sys.exit(sys.prefix != sys.base_prefix)' 2>/dev/null; then \
 	  test -x $(BIN)/python || $(PYTHON) -m venv --system-site-packages $(VENV); \
@@ -25,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \
 	  cp constraints.txt $(VENV)/constraints.txt; \
 	fi
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c $(VENV)/constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile $(PIP_ARGS) -c $(VENV)/constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
 quickstart: install  ## raw text to a trained, stopped, resumed and sampled model, on this machine
