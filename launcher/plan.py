@@ -20,7 +20,7 @@ from megatron_lite.training.deepspeed_config import deepspeed_config
 
 # A process before it builds its model: Python and torch on CPU (measured); on a GPU its context, NCCL and cuBLAS (a usual size).
 PROCESS_BYTES = {"cpu": 320 << 20, "cuda": 1536 << 20}
-# Of what was asked for, what the allocator keeps of freed memory: on CPU 13 to 57 % over the eight runs of bench_plan.py, since a run
+# Of what was asked for, what the allocator keeps of freed memory: on CPU 12 to 68 % over the eight runs of bench_plan.py, since a run
 # tells glibc to keep it (launcher/memory.py); on GPUs what a caching allocator usually holds in pieces that fit nothing.
 ALLOCATOR_SHARE = {"cpu": 0.5, "cuda": 0.05}
 SECONDS_A_DAY = 86400
