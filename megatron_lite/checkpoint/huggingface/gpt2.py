@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from megatron_lite.checkpoint.huggingface.families import UNTIED, Family, Fixed, Key
 from megatron_lite.checkpoint.huggingface.llama import ACTIVATIONS, NOT_QUANTIZED
-from megatron_lite.checkpoint.huggingface.tensors import Tensor
+from megatron_lite.checkpoint.huggingface.tensors import Tensor, with_bias
 
 _OURS, _THEIRS = "layers.{layer}", "transformer.h.{layer}"
-
-
-def _with_bias(ours: str, theirs: str, shape: str) -> tuple[Tensor, Tensor]:
-    """A matrix that they have the other way round, and its bias."""
-    return (
-        Tensor(f"{_OURS}.{ours}.weight", f"{_THEIRS}.{theirs}.weight", shape, transposed=True),
-        Tensor(f"{_OURS}.{ours}.bias", f"{_THEIRS}.{theirs}.bias", shape[0]),
-    )
-
-
-def _norm(ours: str, theirs: str) -> tuple[Tensor, Tensor]:
-    return Tensor(f"{ours}.weight", f"{theirs}.weight", "D"), Tensor(f"{ours}.bias", f"{theirs}.bias", "D")
-
-
 _FUSED = f"{_THEIRS}.attn.c_attn"
 GPT2 = Family(
     architecture="GPT2LMHeadModel",
@@ -65,7 +51,7 @@ GPT2 = Family(
     tensors=(
         Tensor("embedding.weight", "transformer.wte.weight", "VD"),
         Tensor("position_embedding.weight", "transformer.wpe.weight", "PD"),
-        *_norm(f"{_OURS}.attention_norm", f"{_THEIRS}.ln_1"),
+        *with_bias(f"{_OURS}.attention_norm", f"{_THEIRS}.ln_1", "D"),
         *(
             Tensor(f"{_OURS}.attention.{each}.weight", f"{_FUSED}.weight", f"{rows}D", transposed=True, fused="QKK", part=part)
             for part, (each, rows) in enumerate((("q", "Q"), ("k", "K"), ("v", "K")))
@@ -74,11 +60,11 @@ GPT2 = Family(
             Tensor(f"{_OURS}.attention.{each}.bias", f"{_FUSED}.bias", rows, fused="QKK", part=part)
             for part, (each, rows) in enumerate((("q", "Q"), ("k", "K"), ("v", "K")))
         ),
-        *_with_bias("attention.o", "attn.c_proj", "DQ"),
-        *_norm(f"{_OURS}.mlp_norm", f"{_THEIRS}.ln_2"),
-        *_with_bias("mlp.up", "mlp.c_fc", "FD"),
-        *_with_bias("mlp.down", "mlp.c_proj", "DF"),
-        *_norm("final_norm", "transformer.ln_f"),
+        *with_bias(f"{_OURS}.attention.o", f"{_THEIRS}.attn.c_proj", "DQ", transposed=True),
+        *with_bias(f"{_OURS}.mlp_norm", f"{_THEIRS}.ln_2", "D"),
+        *with_bias(f"{_OURS}.mlp.up", f"{_THEIRS}.mlp.c_fc", "FD", transposed=True),
+        *with_bias(f"{_OURS}.mlp.down", f"{_THEIRS}.mlp.c_proj", "DF", transposed=True),
+        *with_bias("final_norm", "transformer.ln_f", "D"),
         Tensor("lm_head.weight", "lm_head.weight", "VD", when=UNTIED),
     ),
     ignored=r"transformer\.h\.\d+\.attn\.(masked_)?bias",

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from megatron_lite.checkpoint.huggingface.families import Family, Fixed, Key
 from megatron_lite.checkpoint.huggingface.llama import ACTIVATIONS, NOT_QUANTIZED
-from megatron_lite.checkpoint.huggingface.tensors import Tensor
-
-
-def _with_bias(ours: str, theirs: str, shape: str) -> tuple[Tensor, Tensor]:
-    return Tensor(f"{ours}.weight", f"{theirs}.weight", shape), Tensor(f"{ours}.bias", f"{theirs}.bias", shape[0])
+from megatron_lite.checkpoint.huggingface.tensors import Tensor, with_bias
 
 
 def _stack(ours: str, theirs: str, branches: tuple[tuple[str, str], ...]) -> tuple[Tensor, ...]:
@@ -17,11 +13,11 @@ def _stack(ours: str, theirs: str, branches: tuple[tuple[str, str], ...]) -> tup
     rows: list[Tensor] = []
     for branch, their_branch in branches:
         for each, their_name, shape in (("q", "q_proj", "QD"), ("k", "k_proj", "QD"), ("v", "v_proj", "QD"), ("o", "out_proj", "DQ")):
-            rows += _with_bias(f"{layer}.{branch}.{each}", f"{block}.{their_branch}.{their_name}", shape)
-        rows += _with_bias(f"{layer}.{branch}_norm", f"{block}.{their_branch}_layer_norm", "D")
-    rows += _with_bias(f"{layer}.mlp.up", f"{block}.fc1", "FD")
-    rows += _with_bias(f"{layer}.mlp.down", f"{block}.fc2", "DF")
-    return (*rows, *_with_bias(f"{layer}.mlp_norm", f"{block}.final_layer_norm", "D"))
+            rows += with_bias(f"{layer}.{branch}.{each}", f"{block}.{their_branch}.{their_name}", shape)
+        rows += with_bias(f"{layer}.{branch}_norm", f"{block}.{their_branch}_layer_norm", "D")
+    rows += with_bias(f"{layer}.mlp.up", f"{block}.fc1", "FD")
+    rows += with_bias(f"{layer}.mlp.down", f"{block}.fc2", "DF")
+    return (*rows, *with_bias(f"{layer}.mlp_norm", f"{block}.final_layer_norm", "D"))
 
 
 MARIAN = Family(

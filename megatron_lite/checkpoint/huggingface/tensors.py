@@ -35,6 +35,14 @@ class Place:
     transposed: bool = False
 
 
+def with_bias(ours: str, theirs: str, shape: str, *, transposed: bool = False) -> tuple[Tensor, Tensor]:
+    """A weight and the bias of its rows."""
+    return (
+        Tensor(f"{ours}.weight", f"{theirs}.weight", shape, transposed=transposed),
+        Tensor(f"{ours}.bias", f"{theirs}.bias", shape[0]),
+    )
+
+
 def sizes(config: ModelConfig) -> dict[str, int]:
     """Lengths of dims by letter: V vocabulary, D model, Q all query heads, K all key-value heads, F feed-forward, H heads, E a head,
     P positions, B buckets of distances."""
