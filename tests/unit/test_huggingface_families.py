@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from data_pipeline.errors import CheckpointError, ConfigError
 from megatron_lite.checkpoint.huggingface.catalogue import FAMILIES, family_for
-from megatron_lite.checkpoint.huggingface.families import differences, from_tree, to_tree, values_of
+from megatron_lite.checkpoint.huggingface.families import REQUIRED, Family, differences, from_tree, to_tree, values_of
 from megatron_lite.checkpoint.huggingface.folder import SINGLE, check_tensors, open_tensors, read_model
 from megatron_lite.checkpoint.huggingface.load import load_huggingface
 from megatron_lite.checkpoint.manifest import read_manifest
@@ -145,17 +145,43 @@ def test_a_config_that_we_cannot_be_is_refused_by_name(name: str, changes: dict[
 
 
 def test_a_config_that_says_little_is_what_transformers_takes_it_for() -> None:
-    """GPT-2's own config.json has neither n_inner nor tie_word_embeddings; Gemma's "gelu" is the tanh's; T5's head is tied."""
+    """GPT-2's own config.json has neither n_inner nor tie_word_embeddings; Gemma 1's "gelu" is the tanh's, Gemma 2's is not, whose
+    null for a cap is no cap; T5's head is tied."""
     gpt2 = {"model_type": "gpt2", "vocab_size": 97, "n_embd": 64, "n_layer": 2, "n_head": 4}
     found = from_tree(FAMILIES, gpt2, where="x")[1]
     assert (found.intermediate_size, found.tie_word_embeddings, found.mlp.activation) == (256, True, "gelu_pytorch_tanh")
+    gemma = to_tree(family_for(architecture("gemma")), architecture("gemma"))
+    found = from_tree(FAMILIES, {**gemma, "hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}, where="x")[1]
+    assert found.mlp.activation == "gelu_pytorch_tanh"
     gemma = to_tree(family_for(architecture("gemma2")), architecture("gemma2")) | {"hidden_activation": "gelu"}
-    gemma = {key: value for key, value in gemma.items() if key not in ("layer_types", "sliding_window", "query_pre_attn_scalar")}
+    silent = ("layer_types", "sliding_window", "query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping")
+    gemma = {key: value for key, value in gemma.items() if key not in silent}
     found = from_tree(FAMILIES, gemma, where="x")[1]
     assert (found.attention.sliding_window, found.attention.global_every, found.attention.scale) == (4096, 2, 256**-0.5)
+    assert (found.mlp.activation, found.attention.logit_softcapping, found.final_logit_softcapping) == ("gelu", 50.0, 30.0)
+    uncapped = architecture("gemma2", attention={**ARCHITECTURES["gemma2"][1]["attention"], "logit_softcapping": None})
+    uncapped = uncapped.model_copy(update={"final_logit_softcapping": None})
+    found = from_tree(FAMILIES, to_tree(family_for(uncapped), uncapped), where="x")[1]
+    assert (found.attention.logit_softcapping, found.final_logit_softcapping) == (None, None)
+    mistral = to_tree(family_for(architecture("mistral")), architecture("mistral")) | {"num_key_value_heads": None}
+    assert from_tree(FAMILIES, mistral, where="x")[1].kv_heads == 4  # as many as query heads, where silence is 8
     t5 = {"model_type": "t5", "vocab_size": 97, "d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 4}
     found = from_tree(FAMILIES, t5, where="x")[1]
     assert (found.tie_word_embeddings, found.logit_scale, found.head_size, found.encoder_layers) == (True, 0.125, 64, 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+def test_silence_is_their_default(family: Family) -> None:
+    """What a config.json without optional keys is taken for is what transformers makes of it, KV heads among it."""
+    from transformers import AutoConfig
+
+    sizes = {"vocab_size": 97, "hidden_size": 2048, "intermediate_size": 96, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 32, "encoder.num_hidden_layers": 2}
+    said = {theirs: sizes[key.ours] for key in family.keys if key.default is REQUIRED for theirs in key.theirs}
+    full = AutoConfig.for_model(family.model_type, **said).to_dict()
+    tree = {"model_type": family.model_type, **said}
+    (_, silent), (_, spoken) = from_tree(FAMILIES, tree, where="x"), from_tree(FAMILIES, {**full, "architectures": None}, where="x")
+    assert differences(family, silent, spoken, where="x") == []
 
 
 def test_a_run_of_another_function_is_refused() -> None:

@@ -31,6 +31,13 @@ class Key:
     default: object = REQUIRED  # what they take where config.json is silent; a function of config.json where it depends
     computes: bool = True  # it changes what trained weights compute; else only how they are trained or how far they reach
     words: Mapping[object, tuple[object, ...]] | None = None  # by our word theirs, the first of which is written; null: the same
+    nullable: bool = False  # null is a value of theirs, no silence
+
+    def meaning(self, value: object) -> object:
+        """Our value of theirs; ABSENT where we have none."""
+        if self.words is None:
+            return value
+        return next((word for word, theirs in self.words.items() if any(_same(value, each) for each in theirs)), ABSENT)
 
 
 @dataclass(frozen=True)
@@ -204,21 +211,21 @@ def from_tree(families: tuple[Family, ...], tree: Mapping[str, Any], *, where: s
 
 def _read(key: Key, tree: Mapping[str, Any], where: str) -> tuple[Any, Fault | None]:
     """Our value of a key, and what is wrong with theirs."""
-    found = {name: value for name in key.theirs if (value := get(tree, name)) is not ABSENT and value is not None}
-    distinct = list(found.values())
-    if any(not _same(value, distinct[0]) for value in distinct):
-        return None, Fault(f"{where}: {' and '.join(found)}", distinct, "the same value", "this program has one for all of them")
-    value = distinct[0] if distinct else key.default
-    value = value(tree) if callable(value) else value
-    if value is REQUIRED:
+    found = {name: value for name in key.theirs if (value := get(tree, name)) is not ABSENT and (key.nullable or value is not None)}
+    if not found:
+        found = {key.theirs[0]: key.default(tree) if callable(key.default) else key.default}
+    if REQUIRED in found.values():
         return None, Fault(f"{where}: {key.theirs[0]}", None, "a value", "the folder's config.json is incomplete")
-    if key.words is None:
-        return value, None
-    ours = [word for word, theirs in key.words.items() if any(_same(value, each) for each in theirs)]
-    if not ours:
-        known = " or ".join(repr(word) for theirs in key.words.values() for word in theirs)
-        return None, Fault(f"{where}: {key.theirs[0]}", value, known, "this program has no such layer")
-    return ours[0], None
+    ours = {name: key.meaning(value) for name, value in found.items()}
+    for name, value in ours.items():
+        if value is ABSENT:
+            known = " or ".join(repr(word) for theirs in (key.words or {}).values() for word in theirs)
+            return None, Fault(f"{where}: {name}", found[name], known, "this program has no such layer")
+    first = next(iter(ours.values()))
+    if any(not _same(value, first) for value in ours.values()):
+        fix = "this program has one for all of them"
+        return None, Fault(f"{where}: {' and '.join(found)}", list(found.values()), "the same value", fix)
+    return first, None
 
 
 def differences(family: Family, ours: ModelConfig, theirs: ModelConfig, *, where: str) -> list[Fault]:

@@ -9,22 +9,23 @@ from typing import Any
 from data_pipeline.errors import ConfigError, Fault
 from megatron_lite.checkpoint.huggingface.families import Fixed, Key, Together
 from megatron_lite.checkpoint.huggingface.layer_types import in_turns, windows
-from megatron_lite.checkpoint.huggingface.llama import ATTENTION_BIAS, LLAMA, decoder_keys, decoder_tensors, heads_divide_width
+from megatron_lite.checkpoint.huggingface.llama import ACTIVATIONS, ATTENTION_BIAS, LLAMA, decoder_keys, decoder_tensors, heads_divide_width
 from megatron_lite.checkpoint.huggingface.rope_parameters import ROPE
 from megatron_lite.model_config import ModelConfig
 
 _NORM, _BRANCH = "attention.scale", "query_pre_attn_scalar"
 _BOTH_WAYS = Fixed("use_bidirectional_attention", (None, False))
+# Files of Gemma 1 as first published say gelu.
+_TANH: Mapping[object, tuple[object, ...]] = {"gelu_pytorch_tanh": ("gelu_pytorch_tanh", "gelu_new", "gelu")}
 
 
-def _keys(activation: tuple[str, ...]) -> tuple[Key, ...]:
-    """Their activation, whose exact GELU is the tanh's all the same, under the names that versions gave it."""
-    words: Mapping[object, tuple[object, ...]] = {"gelu_pytorch_tanh": ("gelu_pytorch_tanh", "gelu_new", "gelu")}
+def _keys(activation: tuple[str, ...], words: Mapping[object, tuple[object, ...]], *, kv_heads: int) -> tuple[Key, ...]:
+    """Their activation under the names that versions gave it."""
     changed = {
         "head_dim": Key("head_dim", ("head_dim",), default=256),
         "mlp.activation": Key("mlp.activation", activation, default="gelu_pytorch_tanh", words=words),
     }
-    return tuple(changed.get(key.ours, key) for key in decoder_keys(length=8192, tied=True))
+    return tuple(changed.get(key.ours, key) for key in decoder_keys(kv_heads=kv_heads, length=8192, tied=True))
 
 
 def _write_scale(config: ModelConfig) -> dict[str, Any]:
@@ -46,7 +47,7 @@ GEMMA = replace(
     LLAMA,
     architecture="GemmaForCausalLM",
     model_type="gemma",
-    keys=_keys(("hidden_act", "hidden_activation")),
+    keys=_keys(("hidden_act", "hidden_activation"), _TANH, kv_heads=16),
     written={**LLAMA.written, "pad_token_id": None},  # theirs would take token 0 out of training
     demands={"norm.zero_centred": True, "embedding_multiplier": "sqrt_hidden_size"},
     fixed=(*LLAMA.fixed, _BOTH_WAYS),
@@ -57,9 +58,9 @@ GEMMA2 = replace(
     architecture="Gemma2ForCausalLM",
     model_type="gemma2",
     keys=(
-        *_keys(("hidden_activation",)),
-        Key("attention.logit_softcapping", ("attn_logit_softcapping",), default=50.0),
-        Key("final_logit_softcapping", ("final_logit_softcapping",), default=30.0),
+        *_keys(("hidden_activation",), ACTIVATIONS, kv_heads=4),
+        Key("attention.logit_softcapping", ("attn_logit_softcapping",), default=50.0, nullable=True),
+        Key("final_logit_softcapping", ("final_logit_softcapping",), default=30.0, nullable=True),
     ),
     demands={**GEMMA.demands, "norm.placement": "sandwich"},
     together=(ROPE, ATTENTION_BIAS, Together((_NORM,), _write_scale, _read_scale), windows(default=4096, silent=in_turns)),

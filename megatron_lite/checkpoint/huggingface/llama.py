@@ -53,20 +53,20 @@ def _read_bias(tree: Mapping[str, Any], where: str) -> dict[str, object]:
 ATTENTION_BIAS = Together(("attention.qkv_bias", "attention.o_bias"), _write_bias, _read_bias)
 
 
-def decoder_keys(*, eps: float = 1e-6, length: int, tied: bool = False, activation: str = "hidden_act") -> tuple[Key, ...]:
-    """What all of them have, with the defaults that differ."""
+def decoder_keys(*, kv_heads: int | None, length: int, tied: bool = False) -> tuple[Key, ...]:
+    """What all of them have, with the defaults that differ; `kv_heads` null: as many as query heads."""
     return (
         Key("vocab_size", ("vocab_size",)),
         Key("hidden_size", ("hidden_size",)),
         Key("intermediate_size", ("intermediate_size",)),
         Key("num_hidden_layers", ("num_hidden_layers",)),
         Key("num_attention_heads", ("num_attention_heads",)),
-        Key("num_key_value_heads", ("num_key_value_heads",), default=None),
+        Key("num_key_value_heads", ("num_key_value_heads",), default=kv_heads, nullable=True),
         Key("head_dim", ("head_dim",), default=None),
         Key("max_position_embeddings", ("max_position_embeddings",), default=length, computes=False),
         Key("tie_word_embeddings", ("tie_word_embeddings",), default=tied),
-        Key("rms_norm_eps", ("rms_norm_eps",), default=eps),
-        Key("mlp.activation", (activation,), default="silu", words=ACTIVATIONS),
+        Key("rms_norm_eps", ("rms_norm_eps",), default=1e-6),
+        Key("mlp.activation", ("hidden_act",), default="silu", words=ACTIVATIONS),
         Key("attention_dropout", ("attention_dropout",), default=0.0, computes=False),
         Key("init.std", ("initializer_range",), default=0.02, computes=False),
     )
@@ -115,7 +115,7 @@ _of_this_kind = partial(
 LLAMA = _of_this_kind(
     architecture="LlamaForCausalLM",
     model_type="llama",
-    keys=(*decoder_keys(length=2048), Key("mlp.bias", ("mlp_bias",), default=False)),
+    keys=(*decoder_keys(kv_heads=None, length=2048), Key("mlp.bias", ("mlp_bias",), default=False)),
     together=(ROPE, ATTENTION_BIAS),
     tensors=decoder_tensors(),
     limits=heads_divide_width,
@@ -123,14 +123,14 @@ LLAMA = _of_this_kind(
 MISTRAL = _of_this_kind(
     architecture="MistralForCausalLM",
     model_type="mistral",
-    keys=decoder_keys(length=131072),
+    keys=decoder_keys(kv_heads=8, length=131072),
     together=(ROPE, windows(default=4096, silent=everywhere, listed=False)),
     tensors=decoder_tensors(),
 )
 QWEN2 = _of_this_kind(
     architecture="Qwen2ForCausalLM",
     model_type="qwen2",
-    keys=decoder_keys(length=32768),
+    keys=decoder_keys(kv_heads=32, length=32768),
     demands={"attention.qkv_bias": True},
     together=(ROPE, windows(default=4096, silent=from_a_layer_on, switched=True)),
     tensors=decoder_tensors(),
@@ -138,7 +138,9 @@ QWEN2 = _of_this_kind(
 QWEN3 = _of_this_kind(
     architecture="Qwen3ForCausalLM",
     model_type="qwen3",
-    keys=tuple(Key("head_dim", ("head_dim",), default=128) if key.ours == "head_dim" else key for key in decoder_keys(length=32768)),
+    keys=tuple(
+        Key("head_dim", ("head_dim",), default=128) if key.ours == "head_dim" else key for key in decoder_keys(kv_heads=32, length=32768)
+    ),
     demands={"attention.qk_norm": "rms_norm"},
     together=(ROPE, ATTENTION_BIAS, windows(default=4096, silent=from_a_layer_on, switched=True)),
     tensors=decoder_tensors(
