@@ -89,7 +89,7 @@ def test_there_and_back_is_the_identity(name: str, max_file_bytes: int, tmp_path
 
 def test_files_of_transformers_load(tmp_path: Path) -> None:
     """What save_pretrained writes, split and in bf16 and fp16, gives those very numbers in fp32; so does a tied head that was
-    saved twice."""
+    saved twice, unless it is no copy."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     for name, dtype in (("mqa-tied", torch.bfloat16), ("gqa", torch.float16), ("wide-heads", torch.float32)):
@@ -106,6 +106,11 @@ def test_files_of_transformers_load(tmp_path: Path) -> None:
     twice["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     save_file(twice, tmp_path / "twice" / SINGLE)
     assert same(loaded(tmp_path / "twice", MODELS["mqa-tied"]), dict(trained(MODELS["mqa-tied"]).named_parameters()))
+    twice["lm_head.weight"][-1, -1] += 1
+    save_file(twice, tmp_path / "twice" / SINGLE)
+    said = r"lm_head\.weight is no copy of model\.embed_tokens\.weight: set tie_word_embeddings false in config\.json"
+    with pytest.raises(CheckpointError, match=said):
+        loaded(tmp_path / "twice", MODELS["mqa-tied"])
 
 
 def loaded_model(folder: Path, config: ModelConfig) -> torch.nn.Module:

@@ -22,7 +22,7 @@ from megatron_lite.models.batch import Batch, Source
 from megatron_lite.models.build import build_model
 from megatron_lite.models.decoder import Decoder
 from megatron_lite.parallel.groups import ProcessGroups
-from tests.huggingface_cases import ARCHITECTURES, architecture, checkpoint, export, trained
+from tests.huggingface_cases import ARCHITECTURES, architecture, checkpoint, export, trained, write_config
 
 IDS = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 1}
 LENGTH = 32
@@ -73,10 +73,41 @@ def test_random_weights_leave_and_come_back(name: str, tmp_path: Path) -> None:
     assert worst < 1e-4, worst
     theirs.save_pretrained(tmp_path / "again")
     for written in (folder, tmp_path / "again"):
-        fresh = build_model(read_model(written)[1], ProcessGroups.single(), seed=9)
+        back = read_model(written)[1]
+        assert differences(family, config, back, where="x") == [], written
+        fresh = build_model(back, ProcessGroups.single(), seed=9)
         load_huggingface(written, model_slices(fresh), ProcessGroups.single())
         wanted = dict(model.named_parameters())
         assert all(torch.equal(value, wanted[key]) for key, value in fresh.named_parameters()), written
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_t5s_head_is_what_the_files_hold(scaled: bool, tmp_path: Path) -> None:
+    """transformers 5 saves every T5 as tied, also one with a head of its own, whose logits are scaled or not: ours are the same. On
+    the hub the head that is not scaled is said to be untied. A tied head goes with either scale, too."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    said = {"architectures": None, "scale_decoder_outputs": scaled}
+    config = architecture("t5-1.1", logit_scale=64**-0.5 if scaled else 1.0, tie_word_embeddings=True)
+    theirs = T5ForConditionalGeneration(T5Config(**{**to_tree(family_for(config), config), **said, **IDS}, decoder_start_token_id=1))
+    ids, sources = tokens(2, LENGTH, 1), [tokens(1, 21, 3)[0].tolist()] * 2
+    for tied in (True, False):
+        if not tied:
+            theirs.lm_head.weight = torch.nn.Parameter(torch.randn(97, 64, generator=torch.Generator().manual_seed(5)))
+        theirs.save_pretrained(tmp_path)
+        tree = json.loads((tmp_path / "config.json").read_text())
+        assert (tree["tie_word_embeddings"], tree["scale_decoder_outputs"]) == (True, scaled)
+        family, ours = read_model(tmp_path)
+        assert differences(family, config.model_copy(update={"tie_word_embeddings": tied}), ours, where="x") == []
+        assert from_tree(FAMILIES, to_tree(family, ours), where="x")[1] == ours
+        model = build_model(ours, ProcessGroups.single(), seed=9)
+        load_huggingface(tmp_path, model_slices(model), ProcessGroups.single())
+        worst = (their_logits(theirs.eval(), ids, sources) - our_logits(model, ids, sources)).abs().max()
+        assert worst < 1e-4, worst
+    if not scaled:
+        del tree["scale_decoder_outputs"]
+        write_config(tmp_path, {**tree, "tie_word_embeddings": False})
+        assert read_model(tmp_path)[1] == ours
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -104,7 +135,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("gemma", "gemma", {"mlp": {"activation": "gelu"}}, "model.mlp.activation: got 'gelu'"),
     ("gemma2", "gemma2", {"attention": {"scale": 0.3}}, "model.attention.scale: got 0.3"),
     ("gemma2", "gemma2", {"embedding_multiplier": 8.0}, "model.embedding_multiplier: got 8.0, wanted 'sqrt_hidden_size'"),
-    ("t5", "t5", {"logit_scale": 1.0}, "model.logit_scale: got 1.0, wanted 0.125"),
+    ("t5", "t5", {"logit_scale": 0.5}, "model.logit_scale: got 0.5, wanted 0.125, which is hidden_size^-0.5, or 1.0"),
     ("t5-1.1", "t5", {"mlp": {"activation": "gelu"}}, "model.mlp.activation: got 'gelu'"),
     ("marian", "marian", {"encoder": {"share_embedding": False}}, "model.encoder.share_embedding: got False"),
     (
@@ -210,6 +241,9 @@ def test_files_as_they_are_on_the_hub(tmp_path: Path) -> None:
                 check_tensors(folder, open_tensors(folder), *read_model(folder))
         else:
             check_tensors(folder, open_tensors(folder), *read_model(folder))
+    save_file({**weights, "lm_head.weight": weights["model.shared.weight"] * 2}, folder / SINGLE)
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is no copy of model\.shared\.weight: this program has one for both"):
+        check_tensors(folder, open_tensors(folder), *read_model(folder))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

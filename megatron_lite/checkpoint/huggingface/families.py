@@ -65,7 +65,8 @@ class Family:
     model_type: str
     keys: tuple[Key, ...]
     tensors: tuple[Tensor, ...]
-    ignored: str  # a pattern of their tensors that hold nothing learnt, and of copies
+    ignored: str = "^"  # a pattern of their tensors that hold nothing learnt
+    copies: str = "^"  # a pattern of their tensors that are the embedding's copies; a tied head is another
     demands: Mapping[str, object] = field(default_factory=dict)  # dotted keys of ours that must be so; others unnamed are as by default
     together: tuple[Together, ...] = ()
     written: Mapping[str, object] = field(default_factory=dict)  # what config.json says besides
@@ -73,6 +74,7 @@ class Family:
     training_only: tuple[str, ...] = ()  # keys of ours that they have no place for, and that trained weights don't need
     unread: tuple[str, ...] = ()  # keys of ours that nothing reads in such a model
     limits: Callable[[ModelConfig], list[Fault]] = lambda _: []  # what else their library refuses to build
+    head_as_stored: bool = False  # config.json says that the head is tied whatever it is: a head in the files that is no copy is not
     zeros: str = "^"  # a pattern of their tensors that ours lacks, and that must be all zero
     base: str = ""  # what names of tensors begin with, and do not where their bare model without a head was saved
 
@@ -96,10 +98,19 @@ class Family:
         bare = self.base and not any(name.startswith(self.base) for name in stored)
         return {f"{self.base}{name}" if bare else name: tensor for name, tensor in stored.items()}
 
-    def is_ignored(self, name: str, config: ModelConfig) -> bool:
-        """Whether their tensor may stand in a file without being read: constants, and the copy of a tied head."""
-        tied = {row.theirs for row in self.tensors if row.when == UNTIED} if config.tie_word_embeddings else set()
-        return name in tied or re.fullmatch(self.ignored, name) is not None
+    def is_ignored(self, name: str) -> bool:
+        """Whether their tensor may stand in a file without being read."""
+        return re.fullmatch(self.ignored, name) is not None
+
+    def is_head(self, name: str) -> bool:
+        """Whether their tensor is the head of a model that has one of its own."""
+        return any(row.theirs == name for row in self.tensors if row.when == UNTIED)
+
+    def original_of(self, name: str, config: ModelConfig) -> str | None:
+        """The tensor that theirs must be a copy of, as a tied head is of the embedding; None where it is no copy."""
+        if (config.tie_word_embeddings and self.is_head(name)) or re.fullmatch(self.copies, name):
+            return next(row.theirs for row in self.tensors if row.ours == "embedding.weight")
+        return None
 
 
 UNTIED = ("tie_word_embeddings", False)

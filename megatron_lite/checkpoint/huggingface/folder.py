@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from megatron_lite.model_config import ModelConfig
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _READABLE = ("F32", "BF16", "F16")
+_AT_ONCE = 1 << 22  # bytes
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Stored:
 
 
 def read_model(folder: Path) -> tuple[Family, ModelConfig]:
-    """The architecture and the model section that the folder's config.json asks for. Raises ConfigError for what we can't be."""
+    """The architecture and the model section that the folder's config.json asks for. Raises ConfigError for what we can't be,
+    CheckpointError where files are needed to tell and can't be read."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise ConfigError(
@@ -42,8 +44,11 @@ def read_model(folder: Path) -> tuple[Family, ModelConfig]:
                 )
             ]
         )
-    tree = _json(path)
-    return from_tree(FAMILIES, tree, where=str(path))
+    family, config = from_tree(FAMILIES, _json(path), where=str(path))
+    if family.head_as_stored and config.tie_word_embeddings:
+        different = _no_copies(family.named(open_tensors(folder)), family, config)
+        config = config.model_copy(update={"tie_word_embeddings": not any(map(family.is_head, different))})
+    return family, config
 
 
 def open_tensors(folder: Path) -> dict[str, Stored]:
@@ -66,7 +71,8 @@ def check_tensors(folder: Path, stored: Mapping[str, Stored], family: Family, co
     stored = family.named(stored)
     wanted = {place.theirs: place.stored_shape for place in family.places(config).values()}
     missing = [name for name in wanted if name not in stored]
-    unexpected = [name for name in stored if name not in wanted and not family.is_ignored(name, config)]
+    unexpected = [name for name in stored if name not in wanted and not family.is_ignored(name)]
+    unexpected = [name for name in unexpected if family.original_of(name, config) is None]
     nonzero = [name for name in unexpected if re.fullmatch(family.zeros, name) and not _is_zero(stored[name])]
     unexpected = [name for name in unexpected if not re.fullmatch(family.zeros, name)]
     shared = [name for name in wanted if name in stored]
@@ -85,6 +91,9 @@ def check_tensors(folder: Path, stored: Mapping[str, Stored], family: Family, co
         )
         if names
     ]
+    for name, original in _no_copies(stored, family, config).items():
+        fix = "set tie_word_embeddings false in config.json" if family.is_head(name) else "this program has one for both"
+        faults.append(f"{name} is no copy of {original}: {fix}")
     if faults:
         raise CheckpointError("\n".join([f"{folder} does not hold a {family.architecture} of its config.json:", *faults]))
 
@@ -119,12 +128,30 @@ def _header(file: Path) -> dict[str, Stored]:
         raise CheckpointError(f"{file} can't be read ({error}): it is missing or was cut off; download it again") from None
 
 
+def _no_copies(stored: Mapping[str, Stored], family: Family, config: ModelConfig) -> dict[str, str]:
+    """Tensors that must be a copy of another that is there, and are not; each with that other."""
+    pairs = {name: original for name in stored if (original := family.original_of(name, config)) is not None and original in stored}
+    return {name: original for name, original in pairs.items() if not _equal(stored[name], stored[original])}
+
+
+def _equal(one: Stored, other: Stored) -> bool:
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return all(part == its for part, its in zip(_bytes(one), _bytes(other), strict=True))
+
+
 def _is_zero(stored: Stored) -> bool:
+    return not any(part.strip(b"\0") for part in _bytes(stored))
+
+
+def _bytes(stored: Stored) -> Iterator[bytes]:
+    """A tensor's bytes, some at a time."""
     with open(stored.file, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         begin, end = json.loads(file.read(length))[stored.name]["data_offsets"]
         file.seek(8 + length + begin)
-        return not file.read(end - begin).strip(b"\0")
+        for at in range(begin, end, _AT_ONCE):
+            yield file.read(min(_AT_ONCE, end - at))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -67,6 +67,7 @@ MARIAN = Family(
         *_stack("encoder.", "encoder", (("attention", "self_attn"),)),
         *_stack("", "decoder", (("attention", "self_attn"), ("cross_attention", "encoder_attn"))),
     ),
-    ignored=r"lm_head\.weight|model\.(en|de)coder\.embed_(tokens|positions)\.weight",
+    ignored=r"model\.(en|de)coder\.embed_positions\.weight",
+    copies=r"lm_head\.weight|model\.(en|de)coder\.embed_tokens\.weight",
     zeros=r"final_logits_bias",
 )

@@ -22,7 +22,7 @@ _PROJECTIONS: dict[tuple[bool, str], tuple[str, ...]] = {  # theirs of (mlp.gate
     (False, "silu"): ("silu", "swish"),
     (False, "relu2"): ("relu2",),
 }
-_FEED_FORWARD = "feed_forward_proj"
+_FEED_FORWARD, _SCALED = "feed_forward_proj", "scale_decoder_outputs"
 
 
 def _write_mlp(config: ModelConfig) -> dict[str, Any]:
@@ -43,17 +43,18 @@ def _read_mlp(tree: Mapping[str, Any], where: str) -> dict[str, object]:
 
 
 def _write_head(config: ModelConfig) -> dict[str, Any]:
-    """A tied head's logits are divided by the root of the width, one's own are not."""
-    wanted = config.hidden_size**-0.5 if config.tie_word_embeddings else 1.0
-    if abs(config.logit_scale - wanted) > 1e-9 * wanted:
-        why = "hidden_size^-0.5 with a tied head" if config.tie_word_embeddings else "with a head of its own"
-        raise ConfigError([Fault("model.logit_scale", config.logit_scale, f"{wanted!r}, {why}", "T5 has nothing else")])
-    return {"tie_word_embeddings": config.tie_word_embeddings}
+    """Logits are divided by the root of the width or not at all; versions without that key go by whether the head is tied."""
+    scaled = config.hidden_size**-0.5
+    if config.logit_scale != 1.0 and abs(config.logit_scale - scaled) > 1e-9 * scaled:
+        want = f"{scaled!r}, which is hidden_size^-0.5, or 1.0"
+        raise ConfigError([Fault("model.logit_scale", config.logit_scale, want, "T5 has nothing else")])
+    return {"tie_word_embeddings": config.tie_word_embeddings, _SCALED: config.logit_scale != 1.0}
 
 
 def _read_head(tree: Mapping[str, Any], where: str) -> dict[str, object]:
     tied = tree.get("tie_word_embeddings") is not False
-    return {"tie_word_embeddings": tied, "logit_scale": int(tree.get("d_model") or 1) ** -0.5 if tied else 1.0}
+    scaled = tree.get(_SCALED, tied)
+    return {"tie_word_embeddings": tied, "logit_scale": int(tree.get("d_model") or 1) ** -0.5 if scaled else 1.0}
 
 
 def _stack(ours: str, theirs: str, branches: tuple[tuple[str, str], ...]) -> tuple[Tensor, ...]:
@@ -114,5 +115,7 @@ T5 = Family(
         *_stack("", "decoder", (_ATTENTION, ("cross_attention", "EncDecAttention"), _MLP)),
         Tensor("lm_head.weight", "lm_head.weight", "VD", when=UNTIED),
     ),
-    ignored=r"(en|de)coder\.embed_tokens\.weight|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+    head_as_stored=True,
+    copies=r"(en|de)coder\.embed_tokens\.weight",
+    ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
 )
