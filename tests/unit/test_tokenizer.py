@@ -201,7 +201,12 @@ def test_long_texts_are_cut_where_no_token_changes(pretokenizer: str) -> None:
 
 @pytest.mark.parametrize("unit", ["x", " ", "=", "\n", "é", "漢"])
 def test_unbroken_runs_take_linear_time_and_come_back(encoder: Encoder, unit: str) -> None:
-    """Twice the run must not take four times as long; quadratic libraries took hours for 16 MB."""
+    """Four times the run must not take twelve times as long (sixteen is quadratic), in the best of three; quadratic libraries took hours
+    for 16 MB."""
+    assert any(_growth(encoder, unit) < 12 for _ in range(3))
+
+
+def _growth(encoder: Encoder, unit: str) -> float:
     times = []
     for length in (150_000, 600_000):
         run = unit * length
@@ -209,7 +214,7 @@ def test_unbroken_runs_take_linear_time_and_come_back(encoder: Encoder, unit: st
         ids = encoder.encode(run)
         times.append(time.process_time() - start)
         assert encoder.decode_bytes(ids.tolist()) == run.encode()
-    assert times[1] < 12 * max(times[0], 0.05)
+    return times[1] / max(times[0], 0.05)
 
 
 def test_training_on_a_monstrous_run_is_quick() -> None:
