@@ -30,38 +30,20 @@ class Generation:
 Heard = Callable[[int, int], bool | None]  # (row, token) as it comes; True: the row ends with it
 
 
-def generate(
-    model: Decoder,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    sampling: SamplingOptions | Sequence[SamplingOptions] | None = None,
-    begin_id: int | None = None,
-    stop_ids: Collection[int] = (),
-    on_token: Heard | None = None,
-    logprobs: bool = False,
-) -> list[Generation]:
-    """Continue each prompt (token ids; of any lengths), as if it were alone. Collective over tp: all ranks give the same. Of an
-    encoder-decoder, prompts are sources, their ends included, and `begin_id`, which it needs, begins each answer.
+@dataclass(frozen=True)
+class Sampling:
+    """Answers on their way: each step of an iteration gives one token to every row that goes on."""
 
-    `begin_id` is put before every prompt: what training put before a document. `sampling` is one for all rows or one a row
-    (give rows different seeds for different samples). A row ends at a stop token, when `on_token(row, id)`, which hears every
-    token as it comes, says True, after max_new_tokens, or when prompt and answer fill max_position_embeddings: there is no
-    sliding window. Raises ConfigError for prompts that are empty, too long or have ids outside the vocabulary.
-    """
-    answers, steps = start_sampling(
-        model,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        begin_id=begin_id,
-        stop_ids=stop_ids,
-        on_token=on_token,
-        logprobs=logprobs,
-    )
-    for _ in steps:
-        pass
-    return answers
+    answers: list[Generation]  # which grow
+    steps: Iterator[None]
+
+    def __iter__(self) -> Iterator[None]:
+        return self.steps
+
+    def finish(self) -> list[Generation]:
+        for _ in self.steps:
+            pass
+        return self.answers
 
 
 @torch.inference_mode()
@@ -75,14 +57,22 @@ def start_sampling(
     stop_ids: Collection[int] = (),
     on_token: Heard | None = None,
     logprobs: bool = False,
-) -> tuple[list[Generation], Iterator[None]]:
-    """`generate` with a pause after each token: (answers, which grow; an iterator, each of whose steps gives every row one)."""
+) -> Sampling:
+    """Read each prompt (token ids; of any lengths), and go on from it, as if it were alone, as the result is iterated. Collective over
+    tp: all ranks give the same. Of an encoder-decoder, prompts are sources, their ends included, and `begin_id`, which it needs,
+    begins each answer.
+
+    `begin_id` is put before every prompt: what training put before a document. `sampling` is one for all rows or one a row
+    (give rows different seeds for different samples). A row ends at a stop token, when `on_token(row, id)`, which hears every
+    token as it comes, says True, after max_new_tokens, or when prompt and answer fill max_position_embeddings: there is no
+    sliding window. Raises ConfigError for prompts that are empty, too long or have ids outside the vocabulary.
+    """
     options = list(sampling) if isinstance(sampling, Sequence) else [sampling or SamplingOptions()] * len(prompts)
     faults = _counts("sampling", options, prompts) + _length(max_new_tokens)
     require_prompts(model, prompts, begin_id=begin_id, faults=faults)
     texts, sources = _texts(model, prompts, begin_id)
     if not texts or not max_new_tokens:
-        return [Generation() for _ in texts], iter(())
+        return Sampling([Generation() for _ in texts], iter(()))
     rows = DecoderRows(model, texts, more=max_new_tokens, sources=sources)
     history = None
     if any(each.remembers for each in options):
@@ -92,7 +82,7 @@ def start_sampling(
     steps = sample(
         rows, rows.logits, answers, limits=limits, options=options, history=history, stop_ids=stop_ids, on_token=on_token, logprobs=logprobs
     )
-    return answers, steps
+    return Sampling(answers, steps)
 
 
 @torch.inference_mode()
@@ -152,7 +142,7 @@ def generate_beams(
     begin_id: int | None = None,
     stop_ids: Collection[int] = (),
 ) -> list[list[Hypothesis]]:
-    """The n best answers to each prompt by beam search, best first. Everything else as in `generate`."""
+    """The n best answers to each prompt by beam search, best first. Everything else as in `start_sampling`."""
     require_prompts(model, prompts, begin_id=begin_id, faults=_length(max_new_tokens))
     texts, sources = _texts(model, prompts, begin_id)
     if not texts or not max_new_tokens:

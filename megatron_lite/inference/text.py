@@ -72,10 +72,9 @@ class LanguageModel:
         """The same text in pieces of whole characters, as they come."""
         pieces: list[str] = []
         row = _Row(self.tokenizer.stream(), stop, pieces.append)
-        ids = [self._prompt(prompt)]
-        _, steps = start_sampling(
+        steps = start_sampling(
             self.model,
-            ids,
+            [self._prompt(prompt)],
             max_new_tokens=max_new_tokens,
             sampling=SamplingOptions(**sampling),
             begin_id=self.begin_id,
@@ -104,7 +103,7 @@ class LanguageModel:
         options = sampling or SamplingOptions()
         count = len(prompts) * n
         rows = [_Row(self.tokenizer.stream(), stop, _told(on_text, number)) for number in range(count)]
-        made, steps = start_sampling(
+        made = start_sampling(
             self.model,
             [ids for prompt in prompts for ids in [self._prompt(prompt)] * n],
             max_new_tokens=max_new_tokens,
@@ -113,9 +112,7 @@ class LanguageModel:
             stop_ids=self.stop_ids,
             on_token=lambda number, token: rows[number].hear(token),
             logprobs=logprobs,
-        )
-        for _ in steps:
-            pass
+        ).finish()
         for row in rows:
             row.finish()
         found = [

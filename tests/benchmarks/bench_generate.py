@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from megatron_lite.inference.generate import generate
+from megatron_lite.inference.generate import start_sampling
 from megatron_lite.inference.sampling import SamplingOptions
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.sizes import num_parameters
@@ -70,13 +70,13 @@ def flatness(folder: Path, config: ModelConfig, *, rounds: int) -> dict[str, Any
     for _ in range(rounds):
         for length in lengths:
             ends: list[float] = []
-            generate(
+            start_sampling(
                 model,
                 [list(range(length))],
                 max_new_tokens=WINDOW + 1,
                 sampling=SamplingOptions(temperature=0),
                 on_token=lambda _, __, ends=ends: ends.append(time.process_time()),  # type: ignore[misc]
-            )
+            ).finish()
             times[length].append((ends[-1] - ends[0]) / (len(ends) - 1) * 1e3)
     least = {length: round(min(found), 2) for length, found in times.items()}
     return {

@@ -12,7 +12,7 @@ import torch
 from megatron_lite.checkpoint.huggingface.folder import read_model
 from megatron_lite.checkpoint.huggingface.load import load_huggingface
 from megatron_lite.checkpoint.slices import model_slices
-from megatron_lite.inference.generate import generate
+from megatron_lite.inference.generate import start_sampling
 from megatron_lite.inference.sampling import SamplingOptions
 from megatron_lite.models.build import build_model
 from megatron_lite.models.decoder import Decoder
@@ -32,7 +32,7 @@ def main(asked: dict[str, Any]) -> None:
     model, texts = opened(Path(asked["folder"])), prompts(asked)
 
     def step() -> float:
-        answers = generate(model, texts, max_new_tokens=asked["new_tokens"], sampling=SamplingOptions(temperature=0))
+        answers = start_sampling(model, texts, max_new_tokens=asked["new_tokens"], sampling=SamplingOptions(temperature=0)).finish()
         return checksum([answer.tokens for answer in answers])
 
     serve(step, {"torch": torch.__version__})

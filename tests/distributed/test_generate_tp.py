@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megatron_lite.inference.beam import BeamOptions
-from megatron_lite.inference.generate import generate, generate_beams
+from megatron_lite.inference.generate import generate_beams, start_sampling
 from megatron_lite.inference.sampling import SamplingOptions
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.build import build_model
@@ -36,7 +36,7 @@ def _texts(groups: ProcessGroups, config: ModelConfig, padding: float | None = N
         head = model.lm_head
         with torch.no_grad():
             head.weight[head.cut.num_valid :] = padding
-    sampled = generate(model, PROMPTS, max_new_tokens=10, sampling=OPTIONS)
+    sampled = start_sampling(model, PROMPTS, max_new_tokens=10, sampling=OPTIONS).finish()
     found = generate_beams(model, PROMPTS, max_new_tokens=10, beams=BEAMS, stop_ids=[11])
     return [answer.tokens for answer in (*sampled, *(each for prompt in found for each in prompt))]
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from megatron_lite.inference.generate import generate
+from megatron_lite.inference.generate import start_sampling
 from megatron_lite.inference.sampling import SamplingOptions
 from megatron_lite.models.batch import Batch
 from megatron_lite.models.build import build_model
@@ -98,7 +98,9 @@ def decoding(device: torch.device) -> Finding:
     answers = []
     for where in (torch.device("cpu"), device):
         model = build_model(small_model(), ProcessGroups.single(), seed=5, device=where)
-        answers.append([each.tokens for each in generate(model, prompts, max_new_tokens=24, sampling=SamplingOptions(temperature=0.0))])
+        answers.append(
+            [each.tokens for each in start_sampling(model, prompts, max_new_tokens=24, sampling=SamplingOptions(temperature=0.0)).finish()]
+        )
     whole = torch.tensor([prompts[2] + answers[1][2]], device=device)
     positions = torch.arange(whole.shape[1], device=device)[None]
     batch = Batch(whole, torch.full_like(whole, -100), positions, None, torch.zeros(1, dtype=torch.int64, device=device))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from data_pipeline.errors import ConfigError
 from megatron_lite.inference.beam import BeamOptions, Hypothesis, Limit, beam_search
-from megatron_lite.inference.generate import generate, generate_beams
+from megatron_lite.inference.generate import generate_beams, start_sampling
 from megatron_lite.inference.kv_cache import KVCache
 from megatron_lite.inference.sampling import SamplingOptions
 from tests.huggingface_cases import MODELS, checkpoint, export, trained
@@ -224,6 +224,6 @@ def test_greedy_and_one_beam_of_a_model_agree() -> None:
     """The two loops read the same rows."""
     model = trained(MODELS["mqa-tied"])
     prompts = [[3, 4], [7, 8, 9, 10, 2]]
-    greedy = generate(model, prompts, max_new_tokens=9, sampling=SamplingOptions(temperature=0))  # type: ignore[arg-type]
+    greedy = start_sampling(model, prompts, max_new_tokens=9, sampling=SamplingOptions(temperature=0)).finish()  # type: ignore[arg-type]
     beams = generate_beams(model, prompts, max_new_tokens=9, beams=BeamOptions(num_beams=1))  # type: ignore[arg-type]
     assert [each.tokens for each in greedy] == [best.tokens for (best,) in beams]

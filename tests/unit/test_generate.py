@@ -10,7 +10,7 @@ from torch import Tensor
 
 from data_pipeline.errors import ConfigError
 from megatron_lite.inference import rows as reading
-from megatron_lite.inference.generate import generate
+from megatron_lite.inference.generate import start_sampling
 from megatron_lite.inference.kv_cache import KVCache
 from megatron_lite.inference.rows import last_logits
 from megatron_lite.inference.sampling import SamplingOptions
@@ -108,10 +108,12 @@ def test_nan_in_padding_and_free_room(model: Decoder) -> None:
 def test_prompts_of_unequal_lengths(model: Decoder) -> None:
     """B134: a row of a batch says what it says alone, and what full forwards say; whatever the other rows are."""
     prompts = [_prompt(3), _prompt(9), _prompt(1), _prompt(17)]
-    together = generate(model, prompts, max_new_tokens=8, sampling=GREEDY)
+    together = start_sampling(model, prompts, max_new_tokens=8, sampling=GREEDY).finish()
     for prompt, answer in zip(prompts, together):
         assert (
-            answer.tokens == generate(model, [prompt], max_new_tokens=8, sampling=GREEDY)[0].tokens == _by_full_forwards(model, prompt, 8)
+            answer.tokens
+            == start_sampling(model, [prompt], max_new_tokens=8, sampling=GREEDY).finish()[0].tokens
+            == _by_full_forwards(model, prompt, 8)
         )
         assert answer.finish == "length"
 
@@ -119,35 +121,35 @@ def test_prompts_of_unequal_lengths(model: Decoder) -> None:
 def test_long_prompts_in_parts(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long prompt goes through the model in parts, with rows that start in any of them."""
     prompts = [_prompt(30), _prompt(2), _prompt(13)]
-    want = generate(model, prompts, max_new_tokens=5, sampling=GREEDY)
+    want = start_sampling(model, prompts, max_new_tokens=5, sampling=GREEDY).finish()
     for size in (1, 4, 7):
         monkeypatch.setattr(reading, "PREFILL_TOKENS", size)
-        assert generate(model, prompts, max_new_tokens=5, sampling=GREEDY) == want
+        assert start_sampling(model, prompts, max_new_tokens=5, sampling=GREEDY).finish() == want
 
 
 def test_samples_depend_on_their_seed_alone(model: Decoder) -> None:
     """A row's sample is a function of prompt, options and seed: not of its place, its neighbours or what was drawn before."""
     options = [SamplingOptions(seed=seed, temperature=0.8, top_k=20) for seed in (1, 2, 1)]
     prompts = [_prompt(4), _prompt(4), _prompt(11)]
-    first = generate(model, prompts, max_new_tokens=12, sampling=options)
-    assert generate(model, prompts, max_new_tokens=12, sampling=options) == first
-    assert generate(model, prompts[::-1], max_new_tokens=12, sampling=options[::-1]) == first[::-1]
-    assert generate(model, prompts[:1], max_new_tokens=12, sampling=options[0]) == first[:1]
+    first = start_sampling(model, prompts, max_new_tokens=12, sampling=options).finish()
+    assert start_sampling(model, prompts, max_new_tokens=12, sampling=options).finish() == first
+    assert start_sampling(model, prompts[::-1], max_new_tokens=12, sampling=options[::-1]).finish() == first[::-1]
+    assert start_sampling(model, prompts[:1], max_new_tokens=12, sampling=options[0]).finish() == first[:1]
     assert first[0].tokens != first[1].tokens
-    mixed = generate(model, prompts[:2], max_new_tokens=12, sampling=[GREEDY, options[1]])
+    mixed = start_sampling(model, prompts[:2], max_new_tokens=12, sampling=[GREEDY, options[1]]).finish()
     assert mixed[0].tokens == _by_full_forwards(model, prompts[0], 12) and mixed[1] == first[1]
 
 
 def test_stop_tokens(model: Decoder) -> None:
     """A row ends before its stop token; the others go on as if nothing had happened."""
     prompts = [_prompt(3), _prompt(9)]
-    free = generate(model, prompts, max_new_tokens=10, sampling=GREEDY)
+    free = start_sampling(model, prompts, max_new_tokens=10, sampling=GREEDY).finish()
     stop = free[0].tokens[4]
     at = free[0].tokens.index(stop)
     heard: list[tuple[int, int]] = []
-    answers = generate(
+    answers = start_sampling(
         model, prompts, max_new_tokens=10, sampling=GREEDY, stop_ids=[stop], on_token=lambda row, token: heard.append((row, token))
-    )
+    ).finish()
     assert answers[0].tokens == free[0].tokens[:at] and answers[0].finish == "stop"
     other = free[1].tokens
     assert answers[1].tokens == (other[: other.index(stop)] if stop in other else other)
@@ -158,32 +160,32 @@ def test_stop_tokens(model: Decoder) -> None:
 def test_the_context_ends(length: int) -> None:
     """B133: up to and at the last position the cache agrees with full forwards; then the row stops and says why."""
     model = build_model(tiny(context=8), ProcessGroups.single(), seed=3)
-    answer, short = generate(model, [_prompt(length), _prompt(2)], max_new_tokens=6, sampling=GREEDY)
+    answer, short = start_sampling(model, [_prompt(length), _prompt(2)], max_new_tokens=6, sampling=GREEDY).finish()
     count = 8 - length + 1  # the last position still predicts one token
     assert answer.tokens == _by_full_forwards(model, _prompt(length), count) and answer.finish == "context"
     assert short.tokens == _by_full_forwards(model, _prompt(2), 6) and short.finish == "length"
     with pytest.raises(ConfigError, match=r"prompt 0: got '9 tokens', wanted at most max_position_embeddings \(8\)"):
-        generate(model, [_prompt(9)], max_new_tokens=1)
+        start_sampling(model, [_prompt(9)], max_new_tokens=1).finish()
 
 
 def test_the_begin_token(model: Decoder) -> None:
     """The token that stood before every document in training stands before every prompt; an empty prompt then is legal."""
-    begun = generate(model, [[], _prompt(4)], max_new_tokens=4, sampling=GREEDY, begin_id=7)
-    assert begun == generate(model, [[7], [7, *_prompt(4)]], max_new_tokens=4, sampling=GREEDY)
+    begun = start_sampling(model, [[], _prompt(4)], max_new_tokens=4, sampling=GREEDY, begin_id=7).finish()
+    assert begun == start_sampling(model, [[7], [7, *_prompt(4)]], max_new_tokens=4, sampling=GREEDY).finish()
 
 
 def test_bad_prompts_are_refused(model: Decoder) -> None:
     """Every bad prompt is named at once."""
     with pytest.raises(ConfigError, match=r"prompt 0: got 'no tokens'(.|\n)*prompt 2: got 61, wanted ids from 0 to 60"):
-        generate(model, [[], [1], [5, 61]], max_new_tokens=1)
-    assert [answer.tokens for answer in generate(model, [[1], [2]], max_new_tokens=0)] == [[], []]
-    assert generate(model, [], max_new_tokens=3) == []
+        start_sampling(model, [[], [1], [5, 61]], max_new_tokens=1).finish()
+    assert [answer.tokens for answer in start_sampling(model, [[1], [2]], max_new_tokens=0).finish()] == [[], []]
+    assert start_sampling(model, [], max_new_tokens=3).finish() == []
 
 
 def test_bf16(model: Decoder) -> None:
     """A model in bf16 decodes: its cache has its dtype, its logits are fp32."""
     half = build_model(tiny(), ProcessGroups.single(), seed=3, dtype=torch.bfloat16)
-    assert len(generate(half, [_prompt(3), _prompt(8)], max_new_tokens=5)[0].tokens) == 5
+    assert len(start_sampling(half, [_prompt(3), _prompt(8)], max_new_tokens=5).finish()[0].tokens) == 5
 
 
 def test_penalties_do_not_see_padding() -> None:
@@ -194,9 +196,9 @@ def test_penalties_do_not_see_padding() -> None:
         known = {"max_new_tokens": 10, "begin_id": end, "stop_ids": [end]}
         options = SamplingOptions(temperature=0, repetition_penalty=1.5, frequency_penalty=0.3)
         prompts = [_prompt(2), _prompt(14), _prompt(5)]
-        together = generate(model, prompts, sampling=options, **known)  # type: ignore[arg-type]
+        together = start_sampling(model, prompts, sampling=options, **known).finish()  # type: ignore[arg-type]
         for prompt, answer in zip(prompts, together):
-            assert answer == generate(model, [prompt], sampling=options, **known)[0]  # type: ignore[arg-type]
+            assert answer == start_sampling(model, [prompt], sampling=options, **known).finish()[0]  # type: ignore[arg-type]
             assert answer.tokens == _by_hand(model, [end, *prompt], options, end)
 
 
@@ -221,7 +223,7 @@ def test_logprobs_are_the_models(model: Decoder) -> None:
     """Log-probabilities of what was drawn are those of a full forward, before temperature, filters and penalties."""
     prompts = [_prompt(3), _prompt(9)]
     options = SamplingOptions(temperature=0.7, top_k=9, presence_penalty=0.5, seed=1)
-    for prompt, answer in zip(prompts, generate(model, prompts, max_new_tokens=7, sampling=options, logprobs=True)):
+    for prompt, answer in zip(prompts, start_sampling(model, prompts, max_new_tokens=7, sampling=options, logprobs=True).finish()):
         with torch.no_grad():
             known = model.logits(_batch(torch.tensor([prompt + answer.tokens])))[0].double().log_softmax(-1)
         want = [float(known[len(prompt) - 1 + place, token]) for place, token in enumerate(answer.tokens)]
@@ -232,9 +234,9 @@ def test_penalties_do_not_see_a_source() -> None:
     """An encoder-decoder's answer may begin with a token of its source, whatever the repetition penalty."""
     small = tiny(family="seq2seq", num_hidden_layers=1)
     both = build_model(small, ProcessGroups.single(), seed=3)
-    greedy = generate(both, [_prompt(6)], max_new_tokens=1, begin_id=0, sampling=GREEDY)[0].tokens
+    greedy = start_sampling(both, [_prompt(6)], max_new_tokens=1, begin_id=0, sampling=GREEDY).finish()[0].tokens
     source = [*_prompt(6), *greedy]
     options = SamplingOptions(temperature=0, repetition_penalty=1000.0)
     for text in (source, list(range(VOCABULARY - 1))):
-        plain = generate(both, [text], max_new_tokens=1, begin_id=0, sampling=GREEDY)
-        assert generate(both, [text], max_new_tokens=1, begin_id=0, sampling=options) == plain
+        plain = start_sampling(both, [text], max_new_tokens=1, begin_id=0, sampling=GREEDY).finish()
+        assert start_sampling(both, [text], max_new_tokens=1, begin_id=0, sampling=options).finish() == plain

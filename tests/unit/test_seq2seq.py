@@ -12,7 +12,7 @@ import torch
 
 from data_pipeline.errors import ConfigError
 from megatron_lite.inference.beam import BeamOptions
-from megatron_lite.inference.generate import generate, generate_beams
+from megatron_lite.inference.generate import generate_beams, start_sampling
 from megatron_lite.inference.kv_cache import KVCache
 from megatron_lite.inference.sampling import SamplingOptions
 from megatron_lite.inference.score import score
@@ -166,11 +166,14 @@ def test_sources_of_unequal_lengths_are_translated_as_if_alone() -> None:
     sources.append(sources[0])
     options: dict[str, Any] = {"max_new_tokens": 6, "begin_id": 0, "stop_ids": [7]}
     together = generate_beams(model, sources, beams=BeamOptions(num_beams=3, n_best=2), **options)
-    greedy = generate(model, sources, sampling=SamplingOptions(temperature=0.0), **options)
+    greedy = start_sampling(model, sources, sampling=SamplingOptions(temperature=0.0), **options).finish()
     for number, source in enumerate(sources):
         alone = generate_beams(model, [source], beams=BeamOptions(num_beams=3, n_best=2), **options)[0]
         assert [each.tokens for each in alone] == [each.tokens for each in together[number]]
-        assert generate(model, [source], sampling=SamplingOptions(temperature=0.0), **options)[0].tokens == greedy[number].tokens
+        assert (
+            start_sampling(model, [source], sampling=SamplingOptions(temperature=0.0), **options).finish()[0].tokens
+            == greedy[number].tokens
+        )
         best = together[number][0]
         said = [*best.tokens, *([7] if best.finish == "stop" else [])]
         known = score(model, [source], [said], begin_id=0)[0]
@@ -209,9 +212,9 @@ def test_an_answer_needs_a_source_and_a_beginning() -> None:
     wrong += r"(.|\n)*prompt 2: got '17 tokens', wanted at most max_position_embeddings \(16\)(.|\n)*prompt 3: got -1, wanted ids"
     sources = [[1], [], [3] * 17, [-1]]
     with pytest.raises(ConfigError, match=wrong):
-        generate(model, sources, max_new_tokens=2, begin_id=64)
+        start_sampling(model, sources, max_new_tokens=2, begin_id=64).finish()
     with pytest.raises(ConfigError, match=wrong):
         score(model, sources, [[2]] * 4, begin_id=64)
     with pytest.raises(ConfigError, match="begin_id: got None"):
-        generate(model, [[1]], max_new_tokens=2)
+        start_sampling(model, [[1]], max_new_tokens=2).finish()
     assert len(score(model, [[3] * 16], [[2] * 16], begin_id=0)[0]) == 16

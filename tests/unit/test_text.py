@@ -22,7 +22,7 @@ from launcher.cli import app
 from megatron_lite.checkpoint.save import save_checkpoint
 from megatron_lite.checkpoint.slices import model_slices
 from megatron_lite.inference.beam import BeamOptions
-from megatron_lite.inference.generate import generate
+from megatron_lite.inference.generate import start_sampling
 from megatron_lite.inference.sampling import SamplingOptions
 from megatron_lite.inference.text import LanguageModel
 from megatron_lite.parallel.groups import ProcessGroups
@@ -151,7 +151,9 @@ def test_scores_are_the_models(model: LanguageModel) -> None:
     """Log-probabilities of a text are those of full forwards, and those of the tokens that were drawn; a batch changes nothing."""
     made = model.answers(["the "], max_new_tokens=9, sampling=SamplingOptions(temperature=0), logprobs=True)[0][0]
     again = model.model, model.tokenizer.encode("the ").tolist()
-    tokens = generate(again[0], [again[1]], max_new_tokens=9, begin_id=256, sampling=SamplingOptions(temperature=0), logprobs=True)[0]
+    tokens = start_sampling(
+        again[0], [again[1]], max_new_tokens=9, begin_id=256, sampling=SamplingOptions(temperature=0), logprobs=True
+    ).finish()[0]
     assert made.tokens == tokens.tokens and made.logprobs == tokens.logprobs and made.logprob == pytest.approx(sum(made.logprobs))
     text = "a text of its own"
     apart, together = model.logprobs(text, prompt="the "), model.scores([text, "x", ""], prompts=["the ", "", ""])
