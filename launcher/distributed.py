@@ -13,9 +13,10 @@ import torch.distributed as dist
 from launcher.environment import Environment
 from launcher.memory import keep_freed_memory
 from launcher.process_tree import Process, this_process
+from megatron_lite.attention_sizes import why_written_out
 from megatron_lite.checkpoint.agree import broadcast_json, gather_json
 from megatron_lite.config import ParallelConfig, TrainingConfig
-from megatron_lite.layers.document_kernels import changed_scores, choose_kernel
+from megatron_lite.layers.document_kernels import choose_kernel
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.parallel.grid import RankGrid
 from megatron_lite.parallel.groups import ProcessGroups
@@ -78,11 +79,7 @@ def find_siblings(groups: ProcessGroups) -> dict[int, Process]:
 
 def describe_attention(model: ModelConfig, training: TrainingConfig, *, document_mask: bool, device: torch.device) -> str:
     """What computes attention in this run, and why nothing faster does."""
-    if model.attention_dropout > 0:
-        return "attention by its formula in fp32 (attention_dropout drops single probabilities, which no fused kernel does our way)"
-    why = changed_scores(model)
-    written_out = model.attention.sinks or model.attention.logit_softcapping is not None or model.position.type == "t5"
-    if written_out or (why and device.type != "cpu"):
+    if why := why_written_out(model, on_cpu=device.type == "cpu"):
         return f"attention by its formula in fp32 ({why})"
     if not document_mask:
         return "attention by SDPA"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megatron_lite.attention_sizes import why_written_out
 from megatron_lite.config import NO_EXTRAS, ParallelConfig, TrainingConfig
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.sizes import LEAST_TILE_SCORES, loss_chunk_tokens, tile_scores, vocabulary_rows
@@ -43,9 +44,7 @@ class RankShape:
     @property
     def written_out(self) -> bool:
         """Whether attention makes all scores, by its formula in fp32."""
-        attention, kind = self.model.attention, self.model.position.type
-        learned = kind == "t5" or attention.sinks or attention.logit_softcapping is not None
-        return self.model.attention_dropout > 0 or learned or (kind == "alibi" and not self.on_cpu)
+        return bool(why_written_out(self.model, on_cpu=self.on_cpu))
 
     @property
     def rotated(self) -> bool:

@@ -1,8 +1,12 @@
-"""What positions and attention add to a model's sizes, as pure functions of its config."""
+"""What positions and attention add to a model's sizes, and which scores are written out, as pure functions of its config."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from megatron_lite.model_config import ModelConfig
+
+Bias = Literal["none", "fixed", "learned"]  # added to scores; learned: what comes back through it is asked for
 
 
 def num_attentions(config: ModelConfig) -> int:
@@ -41,3 +45,24 @@ def keys_seen(config: ModelConfig, sequence_length: int) -> int:
     """Keys that a query of a whole row is multiplied with, summed over the layers: all S, or those of a window."""
     windows = (config.attention.window_of(layer) for layer in range(config.num_hidden_layers))
     return sum(sequence_length if window is None else min(window, sequence_length) for window in windows)
+
+
+def written_out(*, dropout: bool = False, changed: bool = False, bias: Bias = "none", on_cpu: bool = False, compiled: bool = False) -> bool:
+    """Whether attention makes all scores, by its formula in fp32: no kernel drops single probabilities by their logical coordinates, or
+    changes scores. SDPA takes a bias, but on GPUs in the queries' dtype only, and without a gradient for it."""
+    return dropout or changed or bias == "learned" or (bias == "fixed" and (compiled or not on_cpu))
+
+
+def why_written_out(config: ModelConfig, *, on_cpu: bool, dropout: bool = True) -> str:
+    """Why the scores of this model are, in training or, without `dropout`, in evaluation; "" where they are not."""
+    attention, kind = config.attention, config.position.type
+    bias: Bias = "learned" if kind == "t5" else "fixed" if kind == "alibi" else "none"
+    reasons = {
+        "attention_dropout drops single probabilities, which no fused kernel does our way": written_out(
+            dropout=dropout and config.attention_dropout > 0
+        ),
+        f"position.type: {kind} adds a bias to scores": written_out(bias=bias, on_cpu=on_cpu),
+        "attention.logit_softcapping changes scores": written_out(changed=attention.logit_softcapping is not None),
+        "attention.sinks take part in the softmax": written_out(changed=attention.sinks),
+    }
+    return ", ".join(reason for reason, holds in reasons.items() if holds)

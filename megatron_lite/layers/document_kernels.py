@@ -17,8 +17,6 @@ from typing import Literal
 
 import torch
 
-from megatron_lite.model_config import ModelConfig
-
 DocumentKernel = Literal["pieces", "varlen", "flex", "blocks"]
 AskedKernel = Literal["auto", "varlen", "flex", "blocks"]
 
@@ -48,16 +46,6 @@ def choose_kernel(
         return KernelChoice("blocks", "" if asked == "blocks" else f"not varlen or flex: {changed_scores}")
     triton = importlib.util.find_spec("triton") is not None
     return rank_kernels(asked, capability=torch.cuda.get_device_capability(device), dtype=dtype, head_size=head_size, triton=triton)
-
-
-def changed_scores(config: ModelConfig) -> str:
-    """Why no fused kernel makes this model's scores, or ""."""
-    reasons = {
-        f"position.type: {config.position.type} adds a bias to scores": config.position.type in ("alibi", "t5"),
-        "attention.logit_softcapping changes scores": config.attention.logit_softcapping is not None,
-        "attention.sinks take part in the softmax": config.attention.sinks,
-    }
-    return ", ".join(reason for reason, holds in reasons.items() if holds)
 
 
 def rank_kernels(asked: AskedKernel, *, capability: tuple[int, int], dtype: torch.dtype, head_size: int, triton: bool) -> KernelChoice:

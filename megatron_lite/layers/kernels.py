@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megatron_lite.attention_sizes import Bias, written_out
 from megatron_lite.layers.document_kernels import DocumentKernel
 from megatron_lite.layers.dropout import PROBABILITIES, DropoutPlace, attention_dropout
 from megatron_lite.layers.tiled_attention import boundaries_of, serves, tiled_attention
@@ -128,7 +129,7 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, *, mask: AttentionMask, dropout: AttentionDropout | None = None, scoring: Scoring = PLAIN
 ) -> Tensor:
     """softmax(q k^T / sqrt(E)) v: q [B, H, S, E], k and v [B, K, T, E] -> [B, H, S, E]; query head h reads head h // (H/K)."""
-    if dropout is not None or _written_out(q, mask, scoring):
+    if _written_out(q, mask, dropout, scoring):
         by_pieces = dropout is None and mask.pieces is not None and not torch.compiler.is_compiling() and not _learns(mask)
         return _by_pieces(q, k, v, mask, scoring) if by_pieces else _by_hand(q, k, v, mask, dropout, scoring)
     if mask.fused is not None:
@@ -158,9 +159,10 @@ def attention(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal, enable_gqa=shared)
 
 
-def _written_out(q: Tensor, mask: AttentionMask, scoring: Scoring) -> bool:
-    """Whether no kernel does this. SDPA takes a bias, but on GPUs in q's dtype only, and without a gradient for it."""
-    return scoring is not PLAIN or (mask.bias is not None and (_learns(mask) or q.is_cuda or torch.compiler.is_compiling()))
+def _written_out(q: Tensor, mask: AttentionMask, dropout: AttentionDropout | None, scoring: Scoring) -> bool:
+    bias: Bias = "none" if mask.bias is None else "learned" if _learns(mask) else "fixed"
+    dropped, changed, compiled = dropout is not None, scoring is not PLAIN, torch.compiler.is_compiling()
+    return written_out(dropout=dropped, changed=changed, bias=bias, on_cpu=not q.is_cuda, compiled=compiled)
 
 
 def _learns(mask: AttentionMask) -> bool:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from megatron_lite.attention_sizes import why_written_out
 from megatron_lite.config import NO_EXTRAS, LossConfig, TrainingConfig
 from megatron_lite.layers.context import ForwardContext, KeyValueStore, Masks
 from megatron_lite.layers.cross_entropy import IGNORED, Logits
-from megatron_lite.layers.document_kernels import AskedKernel, changed_scores, choose_kernel
+from megatron_lite.layers.document_kernels import AskedKernel, choose_kernel
 from megatron_lite.layers.dropout import EMBEDDING, DropoutPlace, dropout
 from megatron_lite.layers.embedding import HeadOutput, LMHead, VocabEmbedding
 from megatron_lite.layers.kernels import AttentionMask
@@ -186,12 +187,13 @@ class Decoder(nn.Module):
     def _document_mask(self, batch: Batch, window: int | None) -> AttentionMask:
         if batch.segments is None:
             return AttentionMask(window=window)
+        on_cpu = batch.segments.device.type == "cpu"
         choice = choose_kernel(
             self.options.document_kernel,
             device=batch.segments.device,
             dtype=self.embedding.weight.dtype,
             head_size=self.config.head_size,
-            changed_scores=changed_scores(self.config),
+            changed_scores=why_written_out(self.config, on_cpu=on_cpu, dropout=False),
         )
         boundaries, longest = batch.boundaries, batch.longest
         return AttentionMask.of_segments(batch.segments, kernel=choice.name, boundaries=boundaries, longest=longest, window=window)

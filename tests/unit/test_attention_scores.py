@@ -9,10 +9,11 @@ import torch
 from data_pipeline.errors import ConfigError
 from data_pipeline.schema import validate
 from launcher.distributed import describe_attention
+from megatron_lite.attention_sizes import why_written_out
 from megatron_lite.config import TrainingConfig
 from megatron_lite.inference.kv_cache import KVCache
 from megatron_lite.layers import kernels, tiled_attention
-from megatron_lite.layers.document_kernels import changed_scores, choose_kernel
+from megatron_lite.layers.document_kernels import choose_kernel
 from megatron_lite.layers.kernels import AttentionMask, Scoring, attention
 from megatron_lite.layers.linear import cut_rows
 from megatron_lite.layers.query_key import query_key
@@ -181,11 +182,15 @@ def test_a_kernel_that_can_not_says_so() -> None:
         (of(position={"type": "alibi"}), "position.type: alibi adds a bias to scores"),
         (of(attention={"logit_softcapping": 5.0, "sinks": True}), "attention.logit_softcapping changes scores, attention.sinks take part in the softmax"),
     ]:  # fmt: skip
-        choice = choose_kernel("auto", device=cuda, dtype=torch.bfloat16, head_size=64, changed_scores=changed_scores(model))
+        choice = choose_kernel("auto", device=cuda, dtype=torch.bfloat16, head_size=64, changed_scores=why_written_out(model, on_cpu=False))
         assert str(choice) == f"blocks (not varlen or flex: {reason})"
         said = describe_attention(model, training, document_mask=True, device=cuda)
         assert said == f"attention by its formula in fp32 ({reason})"
-    assert changed_scores(of(attention={"sliding_window": 8, "scale": "cosine", "qk_norm": "none"})) == ""
+    assert why_written_out(of(attention={"sliding_window": 8, "scale": "cosine", "qk_norm": "none"}), on_cpu=False) == ""
+    dropping = of(attention_dropout=0.1)
+    assert why_written_out(dropping, on_cpu=True).startswith("attention_dropout drops") and not why_written_out(
+        dropping, on_cpu=True, dropout=False
+    )
     assert (
         describe_attention(of(position={"type": "alibi"}), training, document_mask=False, device=torch.device("cpu")) == "attention by SDPA"
     )
