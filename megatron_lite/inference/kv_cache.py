@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from megatron_lite.layers.context import Memory
+from megatron_lite.layers.context import EncodedSource
 
 
 class KVCache:
@@ -16,7 +16,7 @@ class KVCache:
     `padded`: whether any place of any row may be padding; where none is, no mask is needed.
     """
 
-    def __init__(self, capacity: int, *, memory: Memory | None = None, padded: bool = True) -> None:
+    def __init__(self, capacity: int, *, memory: EncodedSource | None = None, padded: bool = True) -> None:
         self.capacity, self.padded = capacity, padded
         self.memory = memory
         self.length = 0  # tokens stored a row, padding included

@@ -15,7 +15,7 @@ from megatron_lite.layers.positions import Rotation
 
 
 @dataclass(frozen=True)
-class Memory:
+class EncodedSource:
     """What a decoder sees of its source: the encoder's output, or in decoding each layer's keys and values made of it once."""
 
     hidden: Tensor  # [B, S, D] on every tp rank, whose uses are summed in backward
@@ -23,20 +23,20 @@ class Memory:
     projected: dict[int, tuple[Tensor, Tensor]] | None = None  # by layer, [B, K/tp, S, E] each; None: not kept
     sources: Tensor | None = None  # int64 [B]: rows of one source have one number; in decoding
 
-    def reordered(self, rows: Tensor) -> Memory:
+    def reordered(self, rows: Tensor) -> EncodedSource:
         """Row n becomes what row rows[n] was: nothing is copied where beams of one source change places."""
         assert self.mask.allowed is not None and self.projected is not None and self.sources is not None, "not a memory for decoding"
         sources = self.sources[rows]
         if torch.equal(sources, self.sources):
             return self
         projected = {layer: (keys[rows], values[rows]) for layer, (keys, values) in self.projected.items()}
-        return Memory(self.hidden[rows], AttentionMask(allowed=self.mask.allowed[rows]), projected, sources)
+        return EncodedSource(self.hidden[rows], AttentionMask(allowed=self.mask.allowed[rows]), projected, sources)
 
 
 class KeyValueStore(Protocol):
     """Keys and values of earlier forwards, for decoding."""
 
-    memory: Memory | None  # of an encoder's source
+    memory: EncodedSource | None  # of an encoder's source
     padded: bool  # whether any place of any row may be padding
 
     def extend_positions(self, positions: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class ForwardContext:
     dropout: DropoutPlace | None = None  # of the hidden states: first_position is this rank's
     attention_dropout: DropoutPlace | None = None  # of the attention probabilities, where every rank has all of S
     store: KeyValueStore | None = None
-    memory: Memory | None = None  # of the encoder
+    memory: EncodedSource | None = None  # of the encoder
 
     def within(self, layer: str) -> ForwardContext:
         """What the layer of this name gets: the dropout is its own."""

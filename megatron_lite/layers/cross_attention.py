@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from megatron_lite.layers.attention import KVLinear
-from megatron_lite.layers.context import ForwardContext, Memory
+from megatron_lite.layers.context import EncodedSource, ForwardContext
 from megatron_lite.layers.dropout import CROSS_PROBABILITIES
 from megatron_lite.layers.kernels import AttentionDropout, attention
 from megatron_lite.layers.linear import ColumnLinear, RowLinear
@@ -44,7 +44,7 @@ class CrossAttention(nn.Module):
             mixed = self._core(q, k, v, context)
         return self.o(mixed, split=context.split)
 
-    def keys_values(self, memory: Memory) -> tuple[Tensor, Tensor]:
+    def keys_values(self, memory: EncodedSource) -> tuple[Tensor, Tensor]:
         """[B, K/tp, S, E] each: those that the memory has of this layer, or made, and put there if it keeps them."""
         if memory.projected is not None and self.layer in memory.projected:
             return memory.projected[self.layer]

@@ -52,7 +52,7 @@ PLAIN = Logits()
 
 
 @dataclass(frozen=True)
-class Maths:
+class LossSettings:
     """What the chunks are computed with: where this rank's vocabulary is, how logits are made, what is optimised besides."""
 
     vocab_start: int
@@ -90,18 +90,18 @@ def vocab_parallel_cross_entropy(
     """
     if chunk_tokens is None:
         chunk_tokens = loss_chunk_tokens(weight.shape[0], on_cpu=weight.device.type == "cpu")
-    maths = Maths(vocab_start, num_valid_rows, vocabulary or num_valid_rows, chunk_tokens, logits, extras, watcher)
+    settings = LossSettings(vocab_start, num_valid_rows, vocabulary or num_valid_rows, chunk_tokens, logits, extras, watcher)
     if per_token:
         with torch.no_grad():
             return torch.cat(
                 [
                     losses
-                    for _, losses, *_ in _chunks(hidden, weight, targets, tp, maths)  # the softmax is dropped at once
+                    for _, losses, *_ in _chunks(hidden, weight, targets, tp, settings)  # the softmax is dropped at once
                 ]
             )
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        return _CrossEntropy.apply(hidden, weight, targets, tp, maths)
-    return _summed(losses for _, losses, *_ in _chunks(hidden, weight, targets, tp, maths))
+        return _CrossEntropy.apply(hidden, weight, targets, tp, settings)
+    return _summed(losses for _, losses, *_ in _chunks(hidden, weight, targets, tp, settings))
 
 
 def _summed(losses: Any) -> Tensor:
@@ -110,13 +110,13 @@ def _summed(losses: Any) -> Tensor:
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, tp: Axis, maths: Maths) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, tp: Axis, settings: LossSettings) -> Tensor:
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient: Tensor | None = None
         sums = []
-        num_valid_rows = maths.num_valid_rows
+        num_valid_rows = settings.num_valid_rows
         valid = weight[:num_valid_rows]
-        for span, losses, rows, counted in _chunks(hidden, weight, targets, tp, maths):
+        for span, losses, rows, counted in _chunks(hidden, weight, targets, tp, settings):
             sums.append(losses.sum())
             uncounted = ~counted[:, None]  # their rows of the gradient are 0: of D numbers, not of V
             hidden_gradient[span] = times_transposed(rows, valid.t()).masked_fill_(uncounted, 0.0)
@@ -136,17 +136,17 @@ class _CrossEntropy(torch.autograd.Function):
         return hidden_gradient * upstream, (weight_gradient * upstream).to(ctx.weight_dtype), None, None, None
 
 
-def _chunks(hidden: Tensor, weight: Tensor, targets: Tensor, tp: Axis, maths: Maths) -> Any:
+def _chunks(hidden: Tensor, weight: Tensor, targets: Tensor, tp: Axis, settings: LossSettings) -> Any:
     """By chunk: (slice of tokens, their losses fp32 [C], the gradient of what is optimised by this rank's products [C, valid] in
     hidden's dtype, to be taken as 0 where not counted, counted bool [C])."""
-    num_valid_rows, shape = maths.num_valid_rows, maths.logits
-    simple = tp.size == 1 and shape.is_plain and maths.extras == NO_EXTRAS  # nothing is left to do when a block is done
+    num_valid_rows, shape = settings.num_valid_rows, settings.logits
+    simple = tp.size == 1 and shape.is_plain and settings.extras == NO_EXTRAS  # nothing is left to do when a block is done
     valid = weight[:num_valid_rows]
-    for start in range(0, hidden.shape[0], maths.chunk_tokens):
-        span = slice(start, start + maths.chunk_tokens)
+    for start in range(0, hidden.shape[0], settings.chunk_tokens):
+        span = slice(start, start + settings.chunk_tokens)
         wanted = targets[span]
         counted = wanted != IGNORED
-        local = wanted - maths.vocab_start
+        local = wanted - settings.vocab_start
         mine = (local >= 0) & (local < num_valid_rows) & counted
         logits = times_transposed(hidden[span], valid)
         if not shape.is_plain:
@@ -176,22 +176,22 @@ def _chunks(hidden: Tensor, weight: Tensor, targets: Tensor, tp: Axis, maths: Ma
             gathered = all_gather(torch.stack([local_log_sum, target_logit])[None], tp, dim=0)  # [tp, 2, C]
             log_sum, whole_target_logit = gathered[:, 0].logsumexp(dim=0), gathered[:, 1].sum(dim=0)
             probabilities *= (local_log_sum - log_sum).exp()[:, None]
-        if maths.watcher is not None:
-            maths.watcher.see("logits/log_z", log_sum, copies=tp.size, mask=counted)
+        if settings.watcher is not None:
+            settings.watcher.see("logits/log_z", log_sum, copies=tp.size, mask=counted)
         losses = (log_sum - whole_target_logit).masked_fill(~counted, 0.0)
         if not simple:
-            _finish(probabilities, logits, log_sum, local.masked_fill(~mine, 0)[:, None], mine, maths)
+            _finish(probabilities, logits, log_sum, local.masked_fill(~mine, 0)[:, None], mine, settings)
         yield span, losses, probabilities.to(hidden.dtype), counted
 
 
-def _finish(probabilities: Tensor, logits: Tensor, log_sum: Tensor, index: Tensor, mine: Tensor, maths: Maths) -> None:
+def _finish(probabilities: Tensor, logits: Tensor, log_sum: Tensor, index: Tensor, mine: Tensor, settings: LossSettings) -> None:
     """Turn this rank's softmax [C, valid] into the gradient of what is optimised by its products, in place."""
-    extras = maths.extras
+    extras = settings.extras
     if extras.z_loss > 0:
         probabilities *= (1.0 + 2.0 * extras.z_loss * log_sum)[:, None]
     if extras.label_smoothing > 0:
-        probabilities -= extras.label_smoothing / maths.vocabulary
-    if maths.num_valid_rows:
+        probabilities -= extras.label_smoothing / settings.vocabulary
+    if settings.num_valid_rows:
         probabilities.scatter_add_(1, index, mine[:, None].float() * (extras.label_smoothing - 1.0))
-    if not maths.logits.is_plain:
-        maths.logits.pull_back(probabilities, logits)
+    if not settings.logits.is_plain:
+        settings.logits.pull_back(probabilities, logits)

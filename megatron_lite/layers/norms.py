@@ -9,10 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron_lite.layers.linear import bias_of, parameter_of, replicated_vector
-from megatron_lite.layers.row_blocks import row_blocks
+from megatron_lite.layers.row_blocks import FEW, row_blocks
 from megatron_lite.model_config import ModelConfig
-
-_FEW = 1 << 14  # numbers, as decoding has them: the call costs more than the passes over memory
 
 
 def norm_of(config: ModelConfig, *, name: str, size: int | None = None) -> RMSNorm | LayerNorm:
@@ -37,7 +35,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = _one_more(self.weight) if self.zero_centred else self.weight
-        few = x.dtype == torch.float32 and x.numel() <= _FEW and not torch.is_grad_enabled()
+        few = x.dtype == torch.float32 and x.numel() <= FEW and not torch.is_grad_enabled()
         if x.device.type == "cpu" and x.dtype != torch.float64 and not few and not torch.compiler.is_compiling():
             return _RMSNorm.apply(x, weight, self.eps)
         return F.rms_norm(x.to(weight.dtype), (x.shape[-1],), weight, self.eps).to(x.dtype)

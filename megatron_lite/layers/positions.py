@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from megatron_lite.attention_config import RopeConfig, RopeScalingConfig
-from megatron_lite.layers.row_blocks import row_blocks
-
-_FEW = 1 << 14  # numbers, as decoding has them: calls cost more than passes over memory
+from megatron_lite.layers.row_blocks import FEW, row_blocks
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class _Rotate(torch.autograd.Function):
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Pair (a, b) -> (a cos - b sin, b cos + a sin); fp32 by promotion, rounded once to x's dtype."""
-    if x.numel() <= _FEW and not torch.is_grad_enabled():
+    if x.numel() <= FEW and not torch.is_grad_enabled():
         a, b = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
         return torch.cat([(a * cos).addcmul_(b, sin, value=-1), (b * cos).addcmul_(a, sin)], dim=-1).to(x.dtype)
     if x.device.type != "cpu" or torch.compiler.is_compiling():

@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 _NUMBERS = 1 << 18  # fp32: 1 MiB
+FEW = 1 << 14  # numbers, as decoding has them: calls cost more than passes over memory, so blocks gain nothing
 
 
 def row_blocks(x: Tensor) -> list[slice]:

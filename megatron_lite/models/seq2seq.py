@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from megatron_lite.layers.context import ForwardContext, KeyValueStore, Memory
+from megatron_lite.layers.context import EncodedSource, ForwardContext, KeyValueStore
 from megatron_lite.layers.embedding import VocabEmbedding
 from megatron_lite.layers.kernels import AttentionMask
 from megatron_lite.layers.linear import enter_tp
@@ -56,22 +56,22 @@ class Seq2Seq(Decoder):
     def _context(self, batch: Batch, key: DropoutKey | None, *, store: KeyValueStore | None, split: bool) -> ForwardContext:
         return replace(super()._context(batch, key, store=store, split=split), memory=self._memory(batch, key, store))
 
-    def _memory(self, batch: Batch, key: DropoutKey | None, store: KeyValueStore | None) -> Memory | None:
+    def _memory(self, batch: Batch, key: DropoutKey | None, store: KeyValueStore | None) -> EncodedSource | None:
         if store is not None:
             return store.memory
         assert batch.source is not None, "an encoder-decoder's batch has a source"
         targets = torch.zeros_like(batch.inputs, dtype=torch.int32) if batch.segments is None else batch.segments
         mask = AttentionMask.between_segments(targets, batch.source.segments)
-        return Memory(self._encoded(batch.source, batch.samples, key), mask)
+        return EncodedSource(self._encoded(batch.source, batch.samples, key), mask)
 
     @torch.no_grad()
-    def encode(self, source: Source) -> Memory:
+    def encode(self, source: Source) -> EncodedSource:
         """What decoding sees of sources [B, S], one a row in segment 0, the rest of the row being padding; no dropout. Each layer makes
         its keys and values of it at its first forward, and they are kept."""
         mask = AttentionMask.between_segments(torch.zeros_like(source.segments[:, :1]), source.segments)
         samples = torch.zeros_like(source.inputs[:, 0])
         numbers = torch.arange(len(samples), device=samples.device)
-        return Memory(self._encoded(source, samples, None), mask, projected={}, sources=numbers)
+        return EncodedSource(self._encoded(source, samples, None), mask, projected={}, sources=numbers)
 
     def _document_mask(self, batch: Batch, window: int | None) -> AttentionMask:
         """On CPU one mask for all pairs, unless something else is asked for: they are short, and a kernel's call for each costs more."""
