@@ -23,13 +23,19 @@ from typing import Any
 from megatron_lite.parallel.grid import RankGrid
 from megatron_lite.parallel.groups import ProcessGroups
 
-PRELOADED = ["launcher.job", "launcher.train", "megatron_lite.training.engine_torch", "megatron_lite.training.engine_deepspeed"]
+PRELOADED = [
+    *("launcher.job", "launcher.train", "megatron_lite.training.engine_torch", "megatron_lite.training.engine_deepspeed"),
+    # And what those import when they first need it, which took a short run six times as long as all that it computed: optimizers
+    # load dynamo, DeepSpeed's ZeRO loads inductor for an optimizer that nobody asked for, packing numba, the end of a run matplotlib.
+    *("torch._dynamo", "deepspeed.runtime.zero.muon.original_muon", "megatron_lite.training.engine_deepspeed_partitions"),
+    *("data_pipeline.exact_fill", "matplotlib.figure", "matplotlib.backends.backend_agg", "setuptools"),
+]
 START_TIMEOUT_S = 120.0
 GRACE_S = 3.0  # for the other ranks to report, once one has failed
 
 
 def forkserver() -> Any:
-    """The context that all processes of tests start from: a server that has loaded torch and DeepSpeed once, and computed nothing."""
+    """The context that all processes of tests start from: a server that has loaded all that they need once, and computed nothing."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed chooses when it is loaded
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
