@@ -16,8 +16,8 @@ install: $(STAMP)  ## the environment in .venv, the project and its development 
 
 # A torch that the interpreter already has (a cluster's own build) is kept: the environment then sees the system's
 # packages, and the pin on torch is left out. Not so from inside a virtual environment, which a second one can't see
-# into: there torch is installed anew, at the version that is tested. Python compiles a module when it is first imported: doing so to all
-# that is installed would take half a minute more.
+# into: there torch is installed anew, at the version that is tested. Modules are compiled by all processors, not one by one by pip: where
+# PYTHONDONTWRITEBYTECODE is set, each process would otherwise compile torch for itself. A file that is no Python of this version is passed.
 $(STAMP): pyproject.toml constraints.txt
 	@if $(PYTHON) -c 'import sys, torch; sys.exit(sys.prefix != sys.base_prefix)' 2>/dev/null; then \
 	  test -x $(BIN)/python || $(PYTHON) -m venv --system-site-packages $(VENV); \
@@ -27,6 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  cp constraints.txt $(VENV)/constraints.txt; \
 	fi
 	$(BIN)/python -m pip install --quiet --no-compile $(PIP_ARGS) -c $(VENV)/constraints.txt -e '.[dev]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $(STAMP)
 
 quickstart: install  ## raw text to a trained, stopped, resumed and sampled model, on this machine
