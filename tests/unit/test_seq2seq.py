@@ -123,6 +123,24 @@ def test_a_pair_sees_itself_alone() -> None:
     assert not torch.equal(model.logits(batch_of(changed))[0, 5], one[0, 5])
 
 
+def test_a_source_s_padding_is_not_seen() -> None:
+    """B058: a source of 5 tokens alone, and in a row of 9 before any ids: the same logits, and no gradient for what stands there."""
+    model = build(encoder={"share_embedding": False})
+    source, targets = [3, 1, 4, 1, 5], np.arange(6)[None]
+
+    def of(padding: list[int]) -> Batch:
+        batch = Batch.from_rows(targets, targets, [[0]], [0], document_mask=True)
+        return batch.with_source(np.array([source + padding]), [[0, 5] if padding else [0]])
+
+    alone = model.logits(of([]))
+    for padding in ([40] * 4, [50, 51, 52, 53]):
+        torch.testing.assert_close(model.logits(of(padding)), alone, atol=1e-5, rtol=0)
+    model(of([50, 51, 52, 53]))[0].backward()
+    assert model.encoder.embedding is not None and model.encoder.embedding.weight.grad is not None
+    by_id = model.encoder.embedding.weight.grad.norm(dim=1)
+    assert bool((by_id[[1, 3, 4, 5]] > 0).all()) and float(by_id[50:54].max()) == 0.0
+
+
 @pytest.mark.parametrize("extra", VARIANTS[2:])
 def test_cached_decoding_is_the_full_forward(extra: dict[str, Any]) -> None:
     """Token by token after sources of unequal lengths, keys and values of the source made once: the same logits; rows reordered, too."""
