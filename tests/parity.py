@@ -181,27 +181,31 @@ def build(case: Case, *, overrides: dict[str, Any] | None = None) -> Engine:
 def run(case: Case, steps: int = STEPS) -> Trace:
     """On a rank: the run, with this rank's parts of the tensors."""
     with planted_faults.planted(case.fault), large_kernels() if case.large_kernels else contextlib.nullcontext():
-        engine, trace = build(case), Trace()
-        micro = BATCH // case.dp // case.accumulation
-        batches = Batches(
-            rows_for(MODELS[case.model]),
-            dp=engine.groups.dp,
-            global_batch_size=BATCH,
-            micro_batch_size=micro,
-            document_mask=True,
-            device=torch.device(case.device),
-            start_sample=0,
-        )
-        for step in range(1, steps + 1):
-            batch = next(batches)
-            result = train_step(engine, batch.micro_batches, step=step, lr=case.lr, seed=SEED)
-            trace.losses.append(result.loss)
-            trace.grad_norms.append(result.grad_norm)
-            trace.batch_ids.append(gather_batch_id(batch.digests, engine.groups.dp))
-            if step == 1:
-                trace.gradients = parts(engine, "exp_avg", scale=1 / (1 - 0.9) / min(1.0, CLIP / (result.grad_norm + 1e-6)))
-        trace.parameters = parts(engine, "master")
-        batches.close()
+        return train(build(case), case, 1, steps)
+
+
+def train(engine: Engine, case: Case, first: int, last: int) -> Trace:
+    """On a rank: these steps of the run, with this rank's parts of the tensors."""
+    trace = Trace()
+    batches = Batches(
+        rows_for(MODELS[case.model]),
+        dp=engine.groups.dp,
+        global_batch_size=BATCH,
+        micro_batch_size=BATCH // case.dp // case.accumulation,
+        document_mask=True,
+        device=torch.device(case.device),
+        start_sample=(first - 1) * BATCH,
+    )
+    for step in range(first, last + 1):
+        batch = next(batches)
+        result = train_step(engine, batch.micro_batches, step=step, lr=case.lr, seed=SEED)
+        trace.losses.append(result.loss)
+        trace.grad_norms.append(result.grad_norm)
+        trace.batch_ids.append(gather_batch_id(batch.digests, engine.groups.dp))
+        if step == 1:
+            trace.gradients = parts(engine, "exp_avg", scale=1 / (1 - 0.9) / min(1.0, CLIP / (result.grad_norm + 1e-6)))
+    batches.close()
+    trace.parameters = parts(engine, "master")
     return trace
 
 
