@@ -71,7 +71,8 @@ def main(asked: dict[str, Any]) -> None:
 
 def _pairs(path: str) -> Any:
     """The pairs of each step: (source ids, target ids), their ends included."""
-    stored = np.load(path)
+    with np.load(path) as file:
+        stored = dict(file)  # a file gives a whole new array each time that it is asked
     at, row = 0, 0
     for count in stored["pairs_per_step"]:
         pairs = []
