@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_LEAST_MULTIPLICATIONS = 1 << 21  # below it the call costs more than the product
-_LEAST_WITHOUT_GRADIENT = 1 << 17  # the call alone
+_LEAST_MULTIPLICATIONS = 1 << 21  # below it the calls cost more than the products, with those of the backward
+_LEAST_WITHOUT_GRADIENT = 1 << 20  # the call alone, of 1 to 8 rows
 
 
 def _found() -> Any:
@@ -37,15 +37,19 @@ def multiply_into(out: Tensor, a: Tensor, b: Tensor) -> None:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight^T + bias: [..., K], [N, K], [N] -> [..., N]."""
-    if not torch.is_grad_enabled() and _serves(x, weight, _LEAST_WITHOUT_GRADIENT):
-        out = _product(x, weight)
-        return out if bias is None else out.add_(bias)
-    return _Linear.apply(x, weight, bias) if _serves(x, weight) else F.linear(x, weight, bias)
+    learning = torch.is_grad_enabled()
+    if not _serves(x, weight, _LEAST_MULTIPLICATIONS if learning else _LEAST_WITHOUT_GRADIENT):
+        return F.linear(x, weight, bias)
+    if learning:
+        return _Linear.apply(x, weight, bias)
+    out = _product(x, weight)
+    return out if bias is None else out.add_(bias)
 
 
 def _serves(a: Tensor, b: Tensor, least: int = _LEAST_MULTIPLICATIONS) -> bool:
-    fp32 = a.dtype == b.dtype == torch.float32
-    return _onednn is not None and fp32 and a.device.type == "cpu" and a.numel() * b.shape[0] >= least
+    if a.numel() * b.shape[0] < least or _onednn is None:
+        return False
+    return a.dtype == b.dtype == torch.float32 and a.device.type == "cpu"
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
