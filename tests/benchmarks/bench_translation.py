@@ -1,10 +1,10 @@
 """English to German from Multi30k: BLEU on test_2016_flickr with beam 4, side by side with `transformers`' Marian after the same steps.
 
-    python -m tests.benchmarks.bench_translation [--corpus DIR] [--steps 4000] [--only ours|peer] [--output FILE]
+    python -m tests.benchmarks.bench_translation [--corpus DIR] [--steps 4000] [--only ours|peer] [--peer-threads 2] [--output FILE]
 
 Ours is the whole command: `mlite data build`, then `mlite train configs/run/translation.yaml` in two processes, each on a core, then
 `mlite generate --beams 4`. The peer, of the same width and depth and as nearly as possible as many parameters, gets the same pairs in the
-same steps, one a row, the same optimizer, schedule, dropout and label smoothing, two threads, and decodes by its own beam search; its
+same steps, one a row, the same optimizer, schedule, dropout and label smoothing, and decodes by its own beam search; its
 post-norm with sinusoidal positions is the paper's. Both texts are scored by sacrebleu as they come, detokenised and cased. The corpus
 has the files of Multi30k's task 1: train, val and test_2016_flickr, `.en.gz` and `.de.gz`.
 """
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("ours", "peer"))
     parser.add_argument("--folder", type=Path, help="Where runs are kept; ours goes on there from its last checkpoint.")
     parser.add_argument("--peer-venvs", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--peer-threads", type=int, default=2)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     if not options.corpus.exists():
@@ -146,7 +147,7 @@ def run_peer(folder: Path, config: RunConfig, options: argparse.Namespace, pytho
         "steps": options.steps,
         "num_beams": BEAMS,
         "max_tokens": MAX_TOKENS,
-        "threads": 2,
+        "threads": options.peer_threads,
         "seed": config.run.seed,
         **{name: str(folder / f"{name}.npz") for name in ("batches", "sources", "hypotheses")},
     }

@@ -4,8 +4,8 @@
 
 JSON has `batches` (an .npz: for each step its pairs' source and target ids laid end to end, and their lengths), `sources` (the same for
 what is to be translated), `hypotheses` (where the translations' ids go), the shape, the optimizer's numbers, `threads` and `seed`. One
-pair a row, padded to the longest of the batch; bf16 by autocast; label smoothing and its mean over targets as torch's cross_entropy has
-them. What a careful user writes.
+pair a row, a step's pairs sorted by length and padded to the longest of 32; bf16 by autocast; label smoothing and its mean over targets
+as torch's cross_entropy has them. What a careful user writes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 from tests.benchmarks.peer_llama import lr_at
 
+TOGETHER = 32  # pairs, of about the same length, so that little is padding
 PAD = 0  # of the inputs, where attention_mask is 0; targets there are -100
 
 
@@ -66,7 +67,7 @@ def main(asked: dict[str, Any]) -> None:
     answers = _translate(model, [source for source, _ in next(_pairs(asked["sources"]))], asked)
     np.savez(asked["hypotheses"], ids=np.concatenate(answers), lengths=np.array([len(answer) for answer in answers]))
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    print(json.dumps({"train_s": train_s, "last_loss": losses[-1], "parameters": trained}))
+    print(json.dumps({"threads": asked["threads"], "train_s": train_s, "last_loss": losses[-1], "parameters": trained}))
 
 
 def _pairs(path: str) -> Any:
@@ -89,18 +90,27 @@ def _padded(texts: list[np.ndarray], filler: int) -> torch.Tensor:
 
 
 def _train_step(model: Any, optimizer: torch.optim.Optimizer, pairs: list[tuple[np.ndarray, np.ndarray]], asked: dict[str, Any]) -> float:
+    """One update by all pairs of the step; the loss without smoothing, a target."""
+    ordered, total = sorted(pairs, key=lambda pair: pair[0].size + pair[1].size), sum(target.size for _, target in pairs)
+    plain = 0.0
+    for first in range(0, len(ordered), TOGETHER):
+        plain += _add_gradients(model, ordered[first : first + TOGETHER], total, asked)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), asked["max_grad_norm"], foreach=True)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return plain / total
+
+
+def _add_gradients(model: Any, pairs: list[tuple[np.ndarray, np.ndarray]], total: int, asked: dict[str, Any]) -> float:
     sources, targets = _padded([source for source, _ in pairs], PAD), _padded([target for _, target in pairs], -100)
     mask = _padded([np.ones(len(source)) for source, _ in pairs], 0)
     inputs = torch.cat([torch.full((len(pairs), 1), asked["eod_id"]), targets[:, :-1].clamp(min=0)], dim=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(input_ids=sources, attention_mask=mask, decoder_input_ids=inputs, use_cache=False).logits
     flat = logits.float().flatten(0, 1), targets.flatten()
-    F.cross_entropy(*flat, label_smoothing=asked["label_smoothing"]).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), asked["max_grad_norm"], foreach=True)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    (F.cross_entropy(*flat, label_smoothing=asked["label_smoothing"], reduction="sum") / total).backward()
     with torch.no_grad():
-        return float(F.cross_entropy(*flat))
+        return float(F.cross_entropy(*flat, reduction="sum"))
 
 
 @torch.no_grad()

@@ -48,7 +48,7 @@ def prove(folder: Path) -> bool:
         "# Variations of the model: a layout changes speed, never the result",
         "",
         f"Written by `python -m tests.proofs.prove variations`: torch {torch.__version__}, DeepSpeed {deepspeed.__version__}, ZeRO-1,",
-        f"{(time.time() - began) / 60:.0f} minutes. Each row is {STEPS} updates of real ranks over gloo on CPU beside the same in plain torch",
+        f"{(time.time() - began) / 60:.1f} minutes. Each row is {STEPS} updates of real ranks over gloo on CPU beside the same in plain torch",
         "(`tests/reference.py`), in float64; what is measured and the limits are those of [the parity table](parity.md).",
         "",
         f"Worst of all rows: {worst}.",
