@@ -47,10 +47,17 @@ def test_what_can_not_be_is_refused_by_one_fault(values: dict[str, Any], said: s
     assert len(caught.value.faults) == 1
 
 
-@pytest.mark.parametrize("init", [{"scheme": "small", "std": 0.02}, {"zero_residual": True, "scaled_residual": True}])
-def test_a_default_that_is_not_read_may_be_said(init: dict[str, Any]) -> None:
-    validate(ModelConfig, {"init": init})
-    validate(ModelConfig, {"init": {"scheme": "small", "std": 0.1}, "position": {"type": "t5"}})  # of its table
+@pytest.mark.parametrize(
+    ("chosen", "unread"),
+    [({"scheme": "small"}, {"std": 0.02}), ({"zero_residual": True}, {"scaled_residual": True})],
+    ids=["std", "scaled"],
+)
+def test_a_default_that_is_not_read_may_be_said(chosen: dict[str, Any], unread: dict[str, Any]) -> None:
+    assert validate(ModelConfig, {"init": chosen | unread}) == validate(ModelConfig, {"init": chosen})
+
+
+def test_the_small_scheme_reads_std_for_the_table_of_t5() -> None:
+    assert validate(ModelConfig, {"init": {"scheme": "small", "std": 0.1}, "position": {"type": "t5"}}).init.std == 0.1
 
 
 def test_shares_and_intervals_have_their_limits() -> None:
