@@ -26,7 +26,7 @@ from megatron_lite.checkpoint.load import load_into
 from megatron_lite.checkpoint.slices import model_slices
 from megatron_lite.inference.text import LanguageModel
 from megatron_lite.model_config import ModelConfig
-from megatron_lite.models.build import build_model
+from megatron_lite.models.build import build_model, ready_to_decode
 from megatron_lite.models.decoder import Decoder
 from megatron_lite.parallel.groups import ProcessGroups
 
@@ -82,7 +82,7 @@ class SavedTokenizer:
     stop_ids: tuple[int, ...]
 
     def with_model(self, model: Decoder, *, step: int | None) -> LanguageModel:
-        return LanguageModel(model.eval(), Encoder.open(self.path), self.begin_id, self.stop_ids, step)
+        return LanguageModel(ready_to_decode(model), Encoder.open(self.path), self.begin_id, self.stop_ids, step)
 
 
 def find_tokenizer(checkpoint: Path, tokenizer_hash: str) -> SavedTokenizer | None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from megatron_lite.layers.attention import KVLinear, QKVLinear
+from megatron_lite.layers.embedding import LMHead
+from megatron_lite.layers.linear import ColumnLinear, RowLinear
+from megatron_lite.layers.matmul import by_columns
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.decoder import PLAIN, Decoder, ForwardOptions
 from megatron_lite.models.init import materialise as materialise_model
@@ -29,3 +33,12 @@ def build_model(
     if materialise:
         materialise_model(model, config, seed=seed, device=device, dtype=dtype)
     return model
+
+
+def ready_to_decode(model: Decoder) -> Decoder:
+    """The same model in evaluation, its matrices laid out anew for products of few rows (layers/matmul.py): not for training, where an
+    engine has its own views of them."""
+    for module in model.modules():
+        if isinstance(module, (QKVLinear, KVLinear, ColumnLinear, RowLinear, LMHead)):
+            module.weight.data = by_columns(module.weight.data)
+    return model.eval()

@@ -14,7 +14,7 @@ from megatron_lite.checkpoint.huggingface.load import load_huggingface
 from megatron_lite.checkpoint.slices import model_slices
 from megatron_lite.inference.generate import start_sampling
 from megatron_lite.inference.sampling import SamplingOptions
-from megatron_lite.models.build import build_model
+from megatron_lite.models.build import build_model, ready_to_decode
 from megatron_lite.models.decoder import Decoder
 from megatron_lite.parallel.groups import ProcessGroups
 from tests.benchmarks.peer_generate import checksum, prompts
@@ -24,7 +24,7 @@ from tests.benchmarks.turns import serve
 def opened(folder: Path) -> Decoder:
     model = build_model(read_model(folder)[1], ProcessGroups.single(), seed=0)
     load_huggingface(folder, model_slices(model), ProcessGroups.single())
-    return model.eval()
+    return ready_to_decode(model)
 
 
 def main(asked: dict[str, Any]) -> None:

@@ -14,10 +14,11 @@ from megatron_lite.inference.generate import start_sampling
 from megatron_lite.inference.kv_cache import KVCache
 from megatron_lite.inference.rows import last_logits
 from megatron_lite.inference.sampling import SamplingOptions
+from megatron_lite.layers import matmul
 from megatron_lite.layers.kernels import AttentionMask, attention
 from megatron_lite.model_config import ModelConfig
 from megatron_lite.models.batch import Batch
-from megatron_lite.models.build import build_model
+from megatron_lite.models.build import build_model, ready_to_decode
 from megatron_lite.models.decoder import Decoder
 from megatron_lite.parallel.groups import ProcessGroups
 
@@ -65,6 +66,26 @@ def test_cached_decoding_is_the_full_forward(model: Decoder) -> None:
         for first, last in ((0, 5), (5, 6), (6, 7), (7, 15), (15, 17), (17, 24)):
             parts.append(model.logits(_batch(ids[:, first:last], first), store=cache))
     assert torch.allclose(torch.cat(parts, dim=1), whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["decoder", "seq2seq"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_laid_out_for_decoding_is_the_same_model(family: str, tied: bool) -> None:
+    config = tiny(family=family, tie_word_embeddings=tied, attention={"qkv_bias": True, "o_bias": True})
+    plain, laid = (build_model(config, ProcessGroups.single(), seed=3) for _ in range(2))
+    assert ready_to_decode(laid) is laid and not laid.training
+    if matmul._onednn is not None:
+        assert laid.lm_head.weight.t().is_contiguous()
+    assert (laid.embedding.weight is laid.lm_head.weight) == tied
+    for mine, theirs in zip(laid.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    begin = 2 if family == "seq2seq" else None
+    prompts = [_prompt(5), _prompt(11)]
+    first, second = (
+        start_sampling(model, prompts, max_new_tokens=9, sampling=GREEDY, begin_id=begin, logprobs=True).finish() for model in (plain, laid)
+    )
+    for one, other in zip(first, second, strict=True):
+        assert one.tokens == other.tokens and one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
 def test_queries_are_the_last_of_the_keys() -> None:

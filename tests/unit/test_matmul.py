@@ -60,3 +60,18 @@ def test_a_row_does_not_depend_on_other_rows() -> None:
     other = x.clone()
     other[128:] = torch.randn(128, 128)
     assert torch.equal(matmul.linear(x, weight)[:128], matmul.linear(other, weight)[:128])
+
+
+@needs_onednn
+@pytest.mark.parametrize("num_rows", [203, 1024, 8192])
+@pytest.mark.parametrize("rows", [1, 3, 8, 200])
+def test_a_matrix_laid_out_by_columns_multiplies_alike(rows: int, num_rows: int) -> None:
+    torch.manual_seed(1)
+    x, weight, bias = torch.randn(rows, 130), torch.randn(num_rows, 130), torch.randn(num_rows)
+    laid = matmul.by_columns(weight)
+    assert torch.equal(laid, weight)
+    assert laid.t().is_contiguous() == (num_rows != 8192)  # 4 KiB columns, and large enough for oneDNN: left as it was
+    with torch.no_grad():
+        torch.testing.assert_close(matmul.linear(x, laid, bias), F.linear(x, weight, bias), rtol=1e-5, atol=2e-4)
+    assert matmul.by_columns(laid).data_ptr() == laid.data_ptr()  # a second time is no copy
+    assert matmul.by_columns(weight.bfloat16()).is_contiguous()
