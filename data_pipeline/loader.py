@@ -14,10 +14,10 @@ from data_pipeline.mixture import Mixture, Phase
 from data_pipeline.packing import PLAN_VERSIONS, Method
 from data_pipeline.plans import Plan
 from data_pipeline.prefetch import Prefetcher
-from data_pipeline.rows import NO_TARGET, Row, assemble, batch_id, row_digest
+from data_pipeline.rows import NO_TARGET, Row, assemble, batch_id
 from data_pipeline.samples import MixtureEntry, Place, Samples, Stream, open_streams
 
-__all__ = ["NO_TARGET", "Dataset", "Phase", "Place", "Prefetcher", "Row", "RowSource", "batch_id", "row_digest"]
+__all__ = ["NO_TARGET", "Dataset", "Phase", "Place", "Prefetcher", "Row", "RowSource", "batch_id"]
 
 
 class RowSource(Samples[Plan]):

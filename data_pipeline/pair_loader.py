@@ -14,12 +14,12 @@ from data_pipeline.dataset import Dataset, TokenSource
 from data_pipeline.mixture import Mixture, Phase
 from data_pipeline.pair_packing import TOO_LONG, too_long
 from data_pipeline.pair_plans import PAIR_PLAN_VERSION, PairPlan
-from data_pipeline.pair_rows import PairRow, assemble_pairs, pair_row_digest
+from data_pipeline.pair_rows import PairRow, assemble_pairs
 from data_pipeline.prefetch import Prefetcher
 from data_pipeline.rows import NO_TARGET, batch_id
 from data_pipeline.samples import MixtureEntry, Place, Samples, Stream, open_streams
 
-__all__ = ["NO_TARGET", "Dataset", "PairRow", "PairRowSource", "Phase", "Place", "Prefetcher", "batch_id", "pair_row_digest"]
+__all__ = ["NO_TARGET", "Dataset", "PairRow", "PairRowSource", "Phase", "Place", "Prefetcher", "batch_id"]
 
 
 class PairRowSource(Samples[PairPlan]):

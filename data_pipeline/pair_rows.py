@@ -54,6 +54,20 @@ class PairRow:
         """int32[T]"""
         return np.arange(self.targets.size, dtype=np.int32) - self.target_starts[self.target_segments]
 
+    @property
+    def segment_starts(self) -> np.ndarray:
+        """Of the targets, as a row of documents has them."""
+        return self.target_starts
+
+    def digest(self) -> bytes:
+        """sha256 of source and targets as little-endian uint32 (0xFFFFFFFF where there is none), then of the number of pairs and the starts
+        of both sides, likewise."""
+        source = self.source.astype("<u4")
+        source[self.num_source_tokens :] = 0xFFFFFFFF
+        targets = np.where(self.targets == NO_TARGET, 0xFFFFFFFF, self.targets).astype("<u4")
+        starts = np.concatenate([[self.num_pairs], self.source_starts, self.target_starts]).astype("<u4")
+        return hashlib.sha256(source.tobytes() + targets.tobytes() + starts.tobytes()).digest()
+
 
 def _segments(starts: np.ndarray, length: int) -> np.ndarray:
     marks = np.zeros(length, dtype=np.int32)
@@ -84,13 +98,3 @@ def assemble_pairs(
     inputs[target_starts] = begin_id
     target_bytes = int(token_bytes[tokens[at:]].sum(dtype=np.int64))
     return PairRow(source, source_starts, inputs, targets, target_starts, len(source_lengths), at, to, target_bytes)
-
-
-def pair_row_digest(row: PairRow) -> bytes:
-    """sha256 of source and targets as little-endian uint32 (0xFFFFFFFF where there is none), then of the number of pairs and the starts
-    of both sides, likewise."""
-    source = row.source.astype("<u4")
-    source[row.num_source_tokens :] = 0xFFFFFFFF
-    targets = np.where(row.targets == NO_TARGET, 0xFFFFFFFF, row.targets).astype("<u4")
-    starts = np.concatenate([[row.num_pairs], row.source_starts, row.target_starts]).astype("<u4")
-    return hashlib.sha256(source.tobytes() + targets.tobytes() + starts.tobytes()).digest()

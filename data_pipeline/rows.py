@@ -42,6 +42,11 @@ class Row:
         """Position within the segment, from 0; int32[S]."""
         return np.arange(self.inputs.size, dtype=np.int32) - self.segment_starts[self.segments]
 
+    def digest(self) -> bytes:
+        """sha256 of the targets as little-endian uint32 (0xFFFFFFFF where there is none), then of the segment starts, likewise."""
+        targets = np.where(self.targets == NO_TARGET, 0xFFFFFFFF, self.targets).astype("<u4")
+        return hashlib.sha256(targets.tobytes() + self.segment_starts.astype("<u4").tobytes()).digest()
+
 
 def assemble(
     tokens: np.ndarray, lengths: Sequence[int], before: Sequence[int], *, sequence_length: int, begin_id: int, token_bytes: np.ndarray
@@ -61,12 +66,6 @@ def segment_starts(lengths: Sequence[int], room: int) -> np.ndarray:
     """Where pieces of these lengths begin in a row, and then where its padding does, if there is any; int32."""
     *starts, end = accumulate(lengths, initial=0)
     return np.array(starts if end == room else [*starts, end], dtype=np.int32)
-
-
-def row_digest(row: Row) -> bytes:
-    """sha256 of the targets as little-endian uint32 (0xFFFFFFFF where there is none), then of the segment starts, likewise."""
-    targets = np.where(row.targets == NO_TARGET, 0xFFFFFFFF, row.targets).astype("<u4")
-    return hashlib.sha256(targets.tobytes() + row.segment_starts.astype("<u4").tobytes()).digest()
 
 
 def batch_id(digests: Sequence[bytes]) -> str:

@@ -10,8 +10,8 @@ from itertools import count, tee
 import numpy as np
 import torch
 
-from data_pipeline.loader import Prefetcher, batch_id, row_digest
-from data_pipeline.pair_loader import PairRow, pair_row_digest
+from data_pipeline.loader import Prefetcher, batch_id
+from data_pipeline.pair_loader import PairRow
 from launcher.datasets import AnyRow, AnyRows
 from megatron_lite.checkpoint.agree import gather_bytes
 from megatron_lite.models.batch import Batch
@@ -60,7 +60,7 @@ class Batches(Iterator[GlobalBatch]):
                 to_batch(rows[at : at + size], samples[at : at + size], document_mask=self._document_mask, device=self._device)
                 for at in range(0, len(rows), size)
             ],
-            digests=[pair_row_digest(row) if isinstance(row, PairRow) else row_digest(row) for row in rows],
+            digests=[row.digest() for row in rows],
             wait_s=wait_s,
         )
 
@@ -73,7 +73,7 @@ def to_batch(rows: Sequence[AnyRow], samples: Sequence[int], *, document_mask: b
     batch = Batch.from_rows(
         np.stack([row.inputs for row in rows]),
         np.stack([row.targets for row in rows]),
-        [row.target_starts if isinstance(row, PairRow) else row.segment_starts for row in rows],
+        [row.segment_starts for row in rows],
         list(samples),
         document_mask=document_mask,
         device=device,

@@ -17,8 +17,8 @@ from unittest import mock
 import numpy as np
 import torch
 
-from data_pipeline.pair_rows import PairRow, assemble_pairs, pair_row_digest
-from data_pipeline.rows import Row, assemble, batch_id, row_digest
+from data_pipeline.pair_rows import PairRow, assemble_pairs
+from data_pipeline.rows import Row, assemble, batch_id
 from launcher.batches import Batches, gather_batch_id
 from megatron_lite.checkpoint.slices import logical_slices
 from megatron_lite.config import LossConfig, OptimizerConfig, ParallelConfig, TrainingConfig
@@ -276,14 +276,13 @@ def expected(model: str, dropout: float, precision: str = "fp32", lr: float = LR
     batches = [[plain_row(row, number * BATCH + place) for place, row in enumerate(batch)] for number, batch in enumerate(rows)]
     given = {"lrs": [lr] * steps, "seed": SEED, "precision": rounding, "extras": EXTRAS.get(model)}
     ran = reference.train(start, config, optimizer_config(case), batches, **given)
-    ids = [batch_id([pair_row_digest(row) if isinstance(row, PairRow) else row_digest(row) for row in batch]) for batch in rows]
+    ids = [batch_id([row.digest() for row in batch]) for batch in rows]
     return Trace(ran.losses, ran.grad_norms, ids, ran.first_gradients, ran.weights)
 
 
 def plain_row(row: Row | PairRow, sample: int) -> reference.Row:
-    if isinstance(row, PairRow):
-        return reference.Row(row.inputs, row.targets, row.target_starts, sample, row.source, row.source_starts)
-    return reference.Row(row.inputs, row.targets, row.segment_starts, sample)
+    of_source = (row.source, row.source_starts) if isinstance(row, PairRow) else ()
+    return reference.Row(row.inputs, row.targets, row.segment_starts, sample, *of_source)
 
 
 @dataclass(frozen=True)

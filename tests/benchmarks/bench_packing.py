@@ -29,7 +29,7 @@ from data_pipeline.binpack import best_fit_decreasing
 from data_pipeline.build import build
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset, TokenSource
-from data_pipeline.pair_loader import PairRowSource, pair_row_digest
+from data_pipeline.pair_loader import PairRowSource
 from data_pipeline.schema import validate
 
 HERE = Path(__file__).resolve().parent
@@ -126,7 +126,7 @@ def _pairs(dataset: Dataset) -> dict[str, Any]:
     one, other = source.pair_lengths()
     rows = PairRowSource.open([(dataset, 1.0, None)], source_length=PAIR_LENGTHS[0], target_length=PAIR_LENGTHS[1], seed=0)
     read_s = _seconds(lambda: [rows[sample] for sample in range(len(rows))])
-    digest_s = _seconds(lambda: [pair_row_digest(rows[sample]) for sample in range(len(rows))])
+    digest_s = _seconds(lambda: [rows[sample].digest() for sample in range(len(rows))])
     held = sum(row.num_pairs for row in rows)
     least = max(-(-int(one.sum()) // PAIR_LENGTHS[0]), -(-int(other.sum()) // PAIR_LENGTHS[1]))
     return {

@@ -26,7 +26,7 @@ import numpy as np
 
 from data_pipeline.build import build
 from data_pipeline.config import DataConfig, TokenizerConfig
-from data_pipeline.loader import RowSource, row_digest
+from data_pipeline.loader import RowSource
 from data_pipeline.mixture import Mixture, Phase
 from data_pipeline.packing import plan_rows
 from data_pipeline.schema import validate
@@ -76,7 +76,7 @@ def measure(folder: Path) -> dict[str, Any]:
     rows = RowSource.open([(dataset, 1.0, None)], sequence_length=2048, packing="best_fit", seed=0)
     count = 2000
     rows_s, _ = seconds(lambda: [rows[sample] for sample in range(count)])
-    digests_s, _ = seconds(lambda: [row_digest(rows[sample]) for sample in range(count)])
+    digests_s, _ = seconds(lambda: [rows[sample].digest() for sample in range(count)])
     far = 1_000_000_000
     weights = (0.412345, 0.287651, 0.200003, 0.100001)
     Mixture([Phase(0, weights)]).locate(10)

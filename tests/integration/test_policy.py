@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.loader import Dataset, Phase, RowSource, batch_id, row_digest
+from data_pipeline.loader import Dataset, Phase, RowSource, batch_id
 from megatron_lite.checkpoint.committed import stored_state
 from tests.integration.jobs import Workspace
 
@@ -238,7 +238,7 @@ def test_a_schedule_of_weights_and_a_cap(workspace: Workspace, dataset: Path, ot
     entries = [(Dataset.open(path), 1.0, None) for path in (dataset, other_dataset)]
     phase = Phase(0, (0.5, 0.5), ((12, (1.0, 0.0)),))
     rows = RowSource.open(entries, sequence_length=32, packing="best_fit", seed=7, phases=[phase])
-    straight = [batch_id([row_digest(rows[sample]) for sample in range(4 * step, 4 * step + 4)]) for step in range(6)]
+    straight = [batch_id([rows[sample].digest() for sample in range(4 * step, 4 * step + 4)]) for step in range(6)]
     assert [id for id in resumed if id] == straight
     events = [json.loads(line) for line in (workspace.path("b") / "events.jsonl").read_text().splitlines()]
     drawn = [event for event in events if event["event"] == "mixture"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.loader import batch_id, row_digest
+from data_pipeline.loader import batch_id
 from launcher.commands.trace import rows_of
 from tests.integration.jobs import Workspace
 
@@ -119,7 +119,7 @@ def test_batch_size_and_weights_may_change_and_are_on_record(workspace: Workspac
     assert [changed[4], changed[5]] == [ids[7], ids[8]]  # 3 steps of 4 samples are 6 steps of 2
     rows, steps = rows_of(workspace.path("a"), sequence_length=None, method=None, seed=None, split="train")
     for step, size in ((1, 4), (3, 4), (4, 2), (5, 2)):
-        assert changed[step] == batch_id([row_digest(rows[steps.sample(step, row)]) for row in range(size)])
+        assert changed[step] == batch_id([rows[steps.sample(step, row)].digest() for row in range(size)])
 
 
 def test_evaluation_does_not_touch_training(workspace: Workspace, make_workspace: Callable[[Path], Workspace]) -> None:

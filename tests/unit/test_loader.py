@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import ConfigError, DataError
-from data_pipeline.loader import NO_TARGET, Phase, Prefetcher, Row, RowSource, batch_id, row_digest
+from data_pipeline.loader import NO_TARGET, Phase, Prefetcher, Row, RowSource, batch_id
 from data_pipeline.packing import PLAN_VERSIONS
 from tests.data_fixtures import tiny_dataset
 from tests.paths import ROOT
@@ -54,7 +54,7 @@ def test_every_stored_token_is_a_target_exactly_once_an_epoch(tmp_path: Path, pa
     assert sum(source.num_tokens for dataset in rows.datasets for source in dataset.sources) == sum(wanted.values())
     padded = [rows[s].num_targets for s in range(len(rows)) if rows[s].num_targets < 16]
     assert packing == "best_fit" or len(padded) <= 1  # concat declares its last partial row
-    orders = [[row_digest(rows[e * len(rows) + s]) for s in range(len(rows))] for e in range(2)]
+    orders = [[rows[e * len(rows) + s].digest() for s in range(len(rows))] for e in range(2)]
     assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
 
 
@@ -112,10 +112,10 @@ def test_target_bytes_count_the_text_and_not_its_end(tmp_path: Path) -> None:
 def test_b033_b034_b035_b044_a_sample_number_is_all_of_the_state(tmp_path: Path) -> None:
     """Read straight through, from the middle, at an epoch's edge, twice: the same rows at the same numbers."""
     rows = open_rows(tiny_dataset(tmp_path, numbered(40), vocab=2000, num_validation=0))
-    straight = [row_digest(rows[s]) for s in range(3 * len(rows))]
+    straight = [rows[s].digest() for s in range(3 * len(rows))]
     for start in (1, 12, len(rows) - 1, len(rows), 2 * len(rows) + 3):
         again = open_rows(tiny_dataset(tmp_path, numbered(40), vocab=2000, num_validation=0))
-        assert [row_digest(again[s]) for s in range(start, min(start + 9, len(straight)))] == straight[start : start + 9]
+        assert [again[s].digest() for s in range(start, min(start + 9, len(straight)))] == straight[start : start + 9]
     assert straight[: len(rows)] != straight[len(rows) : 2 * len(rows)]
 
 
@@ -126,12 +126,12 @@ def test_b037_b039_b040_b041_b043_ranks_and_threads_share_one_order(tmp_path: Pa
     two = tiny_dataset(tmp_path / "b", numbered(30, first=1000), vocab=2000, num_validation=0)
     rows = open_rows(one, two, weights=[0.5, 0.5])
     batch = ranks * accumulation
-    wanted = [batch_id([row_digest(rows[s]) for s in range(step * batch, (step + 1) * batch)]) for step in range(6)]
+    wanted = [batch_id([rows[s].digest() for s in range(step * batch, (step + 1) * batch)]) for step in range(6)]
     streams = []
     for rank in range(ranks):
         samples = [[step * batch + rank * accumulation + micro for micro in range(accumulation)] for step in range(6)]
         with Prefetcher(rows, samples, depth=3, num_threads=2) as ahead:
-            streams.append([[row_digest(row) for row in some] for some in ahead])
+            streams.append([[row.digest() for row in some] for some in ahead])
     got = [batch_id([digest for stream in streams for digest in stream[step]]) for step in range(6)]
     assert got == wanted
 
@@ -139,9 +139,9 @@ def test_b037_b039_b040_b041_b043_ranks_and_threads_share_one_order(tmp_path: Pa
 def test_the_order_does_not_depend_on_the_length_of_the_run_or_the_other_seed(tmp_path: Path) -> None:
     dataset = tiny_dataset(tmp_path)
     one, two = open_rows(dataset, seed=1), open_rows(dataset, seed=2)
-    first = [row_digest(one[s]) for s in range(len(one))]
-    assert first != [row_digest(two[s]) for s in range(len(two))]
-    assert sorted(first) == sorted(row_digest(two[s]) for s in range(len(two)))
+    first = [one[s].digest() for s in range(len(one))]
+    assert first != [two[s].digest() for s in range(len(two))]
+    assert sorted(first) == sorted(two[s].digest() for s in range(len(two)))
 
 
 def test_validation_is_in_order_and_ends(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_mixtures_follow_weights_and_phases_and_say_their_epochs(tmp_path: Path)
     counts = [len(open_rows(one)), len(open_rows(two))]
     assert rows.epochs_at(100) == [70 / counts[0], 30 / counts[1]]
     phased = open_rows(one, two, phases=[Phase(0, (0.7, 0.3)), Phase(50, (0.0, 1.0))])
-    assert [row_digest(phased[s]) for s in range(50)] == [row_digest(rows[s]) for s in range(50)]
+    assert [phased[s].digest() for s in range(50)] == [rows[s].digest() for s in range(50)]
     assert {phased.place(s).entry for s in range(50, 80)} == {1}
     assert phased.identity["phases"] == [{"from_sample": 0, "weights": [0.7, 0.3]}, {"from_sample": 50, "weights": [0.0, 1.0]}]
     assert rows.identity["sources"][0][0]["hash"] == one.sources[0].hash
@@ -197,8 +197,8 @@ def test_prefetch_keeps_order_passes_errors_and_closes(tmp_path: Path) -> None:
     rows = open_rows(tiny_dataset(tmp_path))
     batches = [[3, 1], [0], [2, 5, 4]]
     with Prefetcher(rows, iter(batches), depth=5, num_threads=3) as ahead:
-        got = [[row_digest(row) for row in batch] for batch in ahead]
-    assert got == [[row_digest(rows[s]) for s in batch] for batch in batches]
+        got = [[row.digest() for row in batch] for batch in ahead]
+    assert got == [[rows[s].digest() for s in batch] for batch in batches]
 
     class Broken:
         def __getitem__(self, sample: int) -> Row:
@@ -207,7 +207,7 @@ def test_prefetch_keeps_order_passes_errors_and_closes(tmp_path: Path) -> None:
             return rows[sample]
 
     ahead = Prefetcher(Broken(), ([s] for s in range(100)), depth=2)
-    assert row_digest(next(ahead)[0]) == row_digest(rows[0])
+    assert next(ahead)[0].digest() == rows[0].digest()
     with pytest.raises(DataError, match="damaged"):
         next(ahead)
     ahead.close()
@@ -220,8 +220,8 @@ def test_the_digest_is_as_documented(tmp_path: Path) -> None:
     row = open_rows(tiny_dataset(tmp_path, [[7, 8], [3]], vocab=10, num_validation=0), sequence_length=8)[0]
     assert row.targets.tolist() == [7, 8, 9, 3, 9, NO_TARGET, NO_TARGET, NO_TARGET]
     raw = struct.pack("<8I", 7, 8, 9, 3, 9, *[0xFFFFFFFF] * 3) + struct.pack("<3I", 0, 3, 5)
-    assert row_digest(row) == hashlib.sha256(raw).digest()
-    assert batch_id([row_digest(row)] * 2) == hashlib.sha256(row_digest(row) * 2).hexdigest()[:16]
+    assert row.digest() == hashlib.sha256(raw).digest()
+    assert batch_id([row.digest()] * 2) == hashlib.sha256(row.digest() * 2).hexdigest()[:16]
 
 
 def test_data_order_never_changes_between_versions(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_data_order_never_changes_between_versions(tmp_path: Path) -> None:
     got = {}
     for packing in ("concat", "best_fit"):
         rows = open_rows(dataset, packing=packing, seed=1234)
-        got[packing] = batch_id([row_digest(rows[s]) for s in range(100)])
+        got[packing] = batch_id([rows[s].digest() for s in range(100)])
         assert rows.identity["packing_version"] == PLAN_VERSIONS[rows.packing] == {"concat": 1, "best_fit": 2}[packing]
     assert got == GOLDEN
 

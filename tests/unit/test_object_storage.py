@@ -21,7 +21,7 @@ from data_pipeline.build import build
 from data_pipeline.dataset import Dataset
 from data_pipeline.errors import ConfigError, DataError, MegatronLiteError
 from data_pipeline.inputs import InputFile, stamp_of
-from data_pipeline.loader import Prefetcher, RowSource, batch_id, row_digest
+from data_pipeline.loader import Prefetcher, RowSource, batch_id
 from data_pipeline.progress import Progress
 from data_pipeline.publish import publish
 from data_pipeline.storage import BLOCK_BYTES
@@ -62,7 +62,7 @@ def rows_of(dataset: Dataset) -> RowSource:
 def batches_of(rows: RowSource, *, count: int = 6, size: int = 16) -> list[str]:
     numbers = [list(range(first, first + size)) for first in range(0, count * size, size)]
     with Prefetcher(rows, numbers, num_threads=rows.num_threads) as found:
-        return [batch_id([row_digest(row) for row in batch]) for batch in found]
+        return [batch_id([row.digest() for row in batch]) for batch in found]
 
 
 def opened(url: str, folder: Path, *, max_gb: float = 1.0) -> Dataset:

@@ -21,7 +21,7 @@ from data_pipeline.document import Document, document_id
 from data_pipeline.errors import ConfigError, DataError
 from data_pipeline.loader import RowSource
 from data_pipeline.notebook import open_dataset
-from data_pipeline.pair_loader import NO_TARGET, PairRowSource, Prefetcher, batch_id, pair_row_digest
+from data_pipeline.pair_loader import NO_TARGET, PairRowSource, Prefetcher, batch_id
 from data_pipeline.pair_packing import plan_pair_rows
 from data_pipeline.portion import Portion
 from data_pipeline.read import ReadOptions
@@ -194,14 +194,14 @@ def test_batches_are_the_same_on_any_number_of_ranks_and_after_any_resume(datase
         per_rank = []
         for rank, rows in enumerate(opened):
             with Prefetcher(rows, [batch[rank * share : (rank + 1) * share] for batch in batches]) as read:
-                per_rank.append([[pair_row_digest(row) for row in mine] for mine in read])
+                per_rank.append([[row.digest() for row in mine] for mine in read])
         return [batch_id([digest for rank in per_rank for digest in rank[step]]) for step in range(len(batches))]
 
     expected = ids(1)
     assert all(ids(num_ranks) == expected for num_ranks in (2, 3, 4)) and len(set(expected)) == 6
     assert ids(2, first_step=4) == expected[4:]
     other = PairRowSource.open([(dataset, 1.0, None)], **LENGTHS, seed=8)
-    assert batch_id([pair_row_digest(other[sample]) for sample in range(12)]) != expected[0]
+    assert batch_id([other[sample].digest() for sample in range(12)]) != expected[0]
 
 
 def test_the_result_does_not_depend_on_workers_and_decoders_are_refused(raw: Path, dataset: Dataset, tmp_path: Path) -> None:

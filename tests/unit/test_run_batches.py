@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 import torch
 
-from data_pipeline.loader import RowSource, batch_id, row_digest
+from data_pipeline.loader import RowSource, batch_id
 from launcher.batches import Batches, gather_batch_id
 from launcher.micro_batch import AUTO_TOKENS, resolve_micro_batch
 from megatron_lite.parallel.groups import Axis
@@ -45,7 +45,7 @@ def test_the_same_rows_for_every_layout(rows: RowSource, dp: int, micro: int) ->
             inputs = torch.cat([batch.inputs for part in parts for batch in part.micro_batches])
             assert inputs.tolist() == [rows[sample].inputs.tolist() for sample in samples]
             digests = [digest for part in parts for digest in part.digests]
-            assert batch_id(digests) == batch_id([row_digest(rows[sample]) for sample in samples])
+            assert batch_id(digests) == batch_id([rows[sample].digest() for sample in samples])
             assert {batch.num_rows for part in parts for batch in part.micro_batches} == {micro}
         for stream in streams:
             stream.close()
@@ -60,12 +60,12 @@ def test_epochs_go_on_after_a_start_in_the_middle_of_one(rows: RowSource) -> Non
         list(islice(stream, until_next))
         for _ in range(2):
             seen = [batch.digests[0] for batch in islice(stream, epoch)]
-            assert sorted(seen) == sorted(row_digest(rows[sample]) for sample in range(epoch))
+            assert sorted(seen) == sorted(rows[sample].digest() for sample in range(epoch))
         stream.close()
 
 
 def test_name_of_the_global_batch(rows: RowSource) -> None:
-    digests = [row_digest(rows[sample]) for sample in range(3)]
+    digests = [rows[sample].digest() for sample in range(3)]
     assert gather_batch_id(digests, Axis("dp")) == batch_id(digests)
 
 

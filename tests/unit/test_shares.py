@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from data_pipeline.errors import ConfigError
-from data_pipeline.loader import Phase, RowSource, batch_id, row_digest
+from data_pipeline.loader import Phase, RowSource, batch_id
 from data_pipeline.schema import validate
 from data_pipeline.shares import PARTS, RAMP_PIECES, Change, epoch_faults, millionths, scheduled, tempered
 from launcher.batches import Batches
@@ -134,7 +134,7 @@ def test_resumed_at_every_step_of_a_schedule_the_batches_are_the_same(three: lis
     config = config_of(three, schedule=SCHEDULE)
     phases = phases_at(config)
     straight = open_rows(config, phases)
-    wanted = [batch_id([row_digest(straight[n]) for n in range(step * BATCH, (step + 1) * BATCH)]) for step in range(24)]
+    wanted = [batch_id([straight[n].digest() for n in range(step * BATCH, (step + 1) * BATCH)]) for step in range(24)]
     assert len(set(wanted)) == 24
     for step in range(23):
         once = phases_at(config, phases, step, step * BATCH)
@@ -153,7 +153,7 @@ def test_a_changed_schedule_at_a_resume_changes_what_comes_and_repeats_nothing(t
         changed = phases_at(second, phases, step, step * BATCH)
         rows = open_rows(second, changed)
         assert changed[0] == phases[0] and len(changed) == 2 and changed[1]["from_sample"] == step * BATCH
-        assert [row_digest(rows[n]) for n in range(step * BATCH)] == [row_digest(straight[n]) for n in range(step * BATCH)]
+        assert [rows[n].digest() for n in range(step * BATCH)] == [straight[n].digest() for n in range(step * BATCH)]
         per_epoch = rows.rows_per_epoch
         seen: dict[tuple[int, int], list[int]] = {}
         for sample in range(24 * BATCH):
