@@ -12,7 +12,9 @@ import numpy as np
 import zstandard
 
 from data_pipeline.config import DataConfig
+from data_pipeline.dataset import Dataset, TokenSource
 from data_pipeline.schema import validate
+from data_pipeline.tokenizer.encode import Encoder
 from tests.data_fixtures import WORDS
 
 
@@ -81,3 +83,30 @@ def digests(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()
     }
+
+
+def texts_of(dataset: Dataset, source: TokenSource) -> list[str]:
+    encoder = Encoder.open(dataset.tokenizer_path)
+    out = []
+    for number in range(source.num_documents):
+        shard, inside = source.find(number)
+        tokens = shard.document(inside)
+        assert tokens[-1] == dataset.eod_id
+        out.append(encoder.decode(tokens[:-1].tolist()))
+    return out
+
+
+def all_texts(dataset: Dataset) -> list[str]:
+    return [text for source in [*dataset.sources, *dataset.validation] for text in texts_of(dataset, source)]
+
+
+def simple(tmp_path: Path, texts: list[str] | bytes, **more: Any) -> DataConfig:
+    """A config over one jsonl file, bytes tokenizer, nothing held out."""
+    (tmp_path / "raw.jsonl").write_bytes(texts if isinstance(texts, bytes) else jsonl(texts))
+    sources = [{"name": "web", "files": str(tmp_path / "raw.jsonl")}]
+    output = more.pop("output", tmp_path / "out")
+    return config(
+        tmp_path,
+        output,
+        **{"sources": sources, "tokenizer": {"type": "bytes"}, "validation": {"fraction": 0.0}, "packing": [], **more},
+    )
