@@ -77,13 +77,18 @@ class Encoder:
         return self.decode(ids).encode() if table is None else b"".join(table[id] for id in ids)
 
     @cached_property
+    def num_ids(self) -> int:
+        """One more than the largest id that has text."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
     def _bytes_of_id(self) -> list[bytes] | None:
         """The bytes of each id, None where the tokenizer isn't byte-level."""
         if '"ByteLevel"' not in self._json_text:
             return None
         byte_of = {character: byte for byte, character in enumerate(byte_alphabet())}
         added = self._tokenizer.get_added_tokens_decoder()
-        table = [b""] * (max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1)
+        table = [b""] * self.num_ids
         for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
             plain = number in added or any(character not in byte_of for character in token)
             table[number] = token.encode() if plain else bytes(byte_of[character] for character in token)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import ConfigError, Fault
-from megatron_lite.inference.logits import log_normaliser, ranked
+from megatron_lite.inference.logits import known_ids, log_normaliser, ranked
 from megatron_lite.inference.rows import DecodingRows
 from megatron_lite.inference.sampling import require_usable
 
@@ -64,11 +64,17 @@ class Limit:
 
 @torch.inference_mode()
 def beam_search(
-    rows: DecodingRows, logits: Tensor, *, limits: Sequence[Limit], options: BeamOptions, stop_ids: Collection[int] = ()
+    rows: DecodingRows,
+    logits: Tensor,
+    *,
+    limits: Sequence[Limit],
+    options: BeamOptions,
+    stop_ids: Collection[int] = (),
+    num_ids: int | None = None,
 ) -> list[list[Hypothesis]]:
     """The n best answers to each of B prompts, best first, from the logits [B, V] that follow them; a row of `rows` a prompt.
 
-    Fewer than n where there are no more within the limit. Collective over tp: all ranks give the same.
+    Fewer than n where there are no more within the limit. Ids from `num_ids` on are in none of them. Collective over tp: all ranks give the same.
     """
     searches = [_Search(options, limit, frozenset(stop_ids)) for limit in limits]
     running = list(searches)
@@ -76,7 +82,7 @@ def beam_search(
     scores = torch.zeros(len(running), 1, dtype=torch.float64, device=device)  # [B, beams]: of the hypotheses that go on
     count = max(2, 1 + len(set(stop_ids))) * options.num_beams  # so many that num_beams go on though every beam may stop
     while True:
-        best = rows.agreed(_best(logits, scores, count)).tolist()
+        best = rows.agreed(_best(logits, scores, count, num_ids)).tolist()
         for search, candidates in zip(running, best):
             search.advance([(score, int(beam), int(token)) for score, beam, token in candidates])
         width = scores.shape[1]
@@ -90,11 +96,11 @@ def beam_search(
         logits = rows.step(torch.tensor([beam.token for _, beam in kept], device=device))
 
 
-def _best(logits: Tensor, scores: Tensor, count: int) -> Tensor:
+def _best(logits: Tensor, scores: Tensor, count: int, num_ids: int | None) -> Tensor:
     """float64 [B, C, 3]: (log-probability, beam, token) of the `count` best continuations of each prompt's beams, best first,
     equal ones by beam and token; from logits [B * beams, V] and the beams' own log-probabilities [B, beams]."""
     require_usable(logits)
-    values, tokens = ranked(logits, min(count, logits.shape[-1]))
+    values, tokens = ranked(known_ids(logits, num_ids), min(count, logits.shape[-1]))
     totals = (values.double() - log_normaliser(logits)).view(*scores.shape, -1) + scores[:, :, None]
     per_beam = totals.shape[-1]
     best, order = totals.flatten(1).sort(dim=-1, descending=True, stable=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from data_pipeline.errors import Fault
 from megatron_lite.inference.beam import BeamOptions, Finish, Hypothesis, Limit, beam_search
-from megatron_lite.inference.logits import log_normaliser
+from megatron_lite.inference.logits import known_ids, log_normaliser
 from megatron_lite.inference.prompts import require_prompts
 from megatron_lite.inference.rows import DecoderRows, DecodingRows
 from megatron_lite.inference.sampling import History, SamplingOptions, choose, draw
@@ -25,6 +25,7 @@ class Generation:
     tokens: list[int] = field(default_factory=list)  # without the stop token
     finish: Finish = "length"
     logprobs: list[float] = field(default_factory=list)  # of each token as the model gives them, in nats, where asked for
+    end_logprob: float | None = None  # likewise of the stop token, if one came
 
 
 Heard = Callable[[int, int], bool | None]  # (row, token) as it comes; True: the row ends with it
@@ -57,6 +58,7 @@ def start_sampling(
     stop_ids: Collection[int] = (),
     on_token: Heard | None = None,
     logprobs: bool = False,
+    num_ids: int | None = None,
 ) -> Sampling:
     """Read each prompt (token ids; of any lengths), and go on from it, as if it were alone, as the result is iterated. Collective over
     tp: all ranks give the same. Of an encoder-decoder, prompts are sources, their ends included, and `begin_id`, which it needs,
@@ -65,7 +67,7 @@ def start_sampling(
     `begin_id` is put before every prompt: what training put before a document. `sampling` is one for all rows or one a row
     (give rows different seeds for different samples). A row ends at a stop token, when `on_token(row, id)`, which hears every
     token as it comes, says True, after max_new_tokens, or when prompt and answer fill max_position_embeddings: there is no
-    sliding window. Raises ConfigError for prompts that are empty, too long or have ids outside the vocabulary.
+    sliding window. Ids from `num_ids` on, which the tokenizer does not know, are never drawn. Raises ConfigError for prompts that are empty, too long or have ids outside the vocabulary.
     """
     options = list(sampling) if isinstance(sampling, Sequence) else [sampling or SamplingOptions()] * len(prompts)
     faults = _counts("sampling", options, prompts) + _length(max_new_tokens)
@@ -80,7 +82,16 @@ def start_sampling(
     limits = _limits(model, texts, max_new_tokens)
     answers = [Generation(finish=limit.finish) for limit in limits]
     steps = sample(
-        rows, rows.logits, answers, limits=limits, options=options, history=history, stop_ids=stop_ids, on_token=on_token, logprobs=logprobs
+        rows,
+        rows.logits,
+        answers,
+        limits=limits,
+        options=options,
+        history=history,
+        stop_ids=stop_ids,
+        on_token=on_token,
+        logprobs=logprobs,
+        num_ids=num_ids,
     )
     return Sampling(answers, steps)
 
@@ -97,6 +108,7 @@ def sample(
     stop_ids: Collection[int] = (),
     on_token: Heard | None = None,
     logprobs: bool = False,
+    num_ids: int | None = None,
 ) -> Iterator[None]:
     """Draw each row's tokens from the logits [B, V] that follow what it has read, and put them into its answer; a pause after each
     token. `history` is needed where an option remembers."""
@@ -104,13 +116,14 @@ def sample(
     while True:
         draws = [draw(options[row].seed, len(answers[row].tokens)) for row in running]
         on_device = torch.tensor(draws, dtype=torch.float64, device=logits.device)
-        chosen = rows.agreed(choose(logits, [options[row] for row in running], on_device, history))
+        chosen = rows.agreed(choose(known_ids(logits, num_ids), [options[row] for row in running], on_device, history))
         known = (logits.gather(-1, chosen[:, None]).double() - log_normaliser(logits)).flatten().tolist() if logprobs else None
         going: list[int] = []
         for place, (row, token) in enumerate(zip(running, chosen.tolist())):
             answer = answers[row]
             if token in stop_ids:
                 answer.finish = "stop"
+                answer.end_logprob = None if known is None else known[place]
                 continue
             answer.tokens.append(token)
             if known is not None:
@@ -141,6 +154,7 @@ def generate_beams(
     beams: BeamOptions | None = None,
     begin_id: int | None = None,
     stop_ids: Collection[int] = (),
+    num_ids: int | None = None,
 ) -> list[list[Hypothesis]]:
     """The n best answers to each prompt by beam search, best first. Everything else as in `start_sampling`."""
     require_prompts(model, prompts, begin_id=begin_id, faults=_length(max_new_tokens))
@@ -149,7 +163,7 @@ def generate_beams(
         return [[Hypothesis([], 0.0, 0.0, "length")] for _ in texts]
     rows = DecoderRows(model, texts, more=max_new_tokens, sources=sources)
     limits = _limits(model, texts, max_new_tokens)
-    return beam_search(rows, rows.logits, limits=limits, options=beams or BeamOptions(), stop_ids=stop_ids)
+    return beam_search(rows, rows.logits, limits=limits, options=beams or BeamOptions(), stop_ids=stop_ids, num_ids=num_ids)
 
 
 def _limits(model: Decoder, texts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Limit]:

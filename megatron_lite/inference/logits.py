@@ -26,6 +26,13 @@ def frequency_penalty(logits: Tensor, counts: Tensor, penalty: Tensor) -> Tensor
     return logits - penalty * counts
 
 
+def known_ids(logits: Tensor, count: int | None) -> Tensor:
+    """Ids from `count` on go: there are more rows than a tokenizer has ids where a published size is padded. None: all are known."""
+    if count is None or count >= logits.shape[-1]:
+        return logits
+    return logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) >= count, float("-inf"))
+
+
 def with_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
     """float64, each row's largest at 0, divided by a temperature above 0."""
     return (logits - logits.amax(dim=-1, keepdim=True)).double() / temperature

@@ -6,7 +6,7 @@ Order: penalties, temperature, the top k, the nucleus of what is left renormalis
 from __future__ import annotations
 
 import hashlib
-import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from data_pipeline.errors import ConfigError, Fault, NonFiniteError
 from megatron_lite.inference import logits as rules
 
+LARGEST_PENALTY = 10_000  # so far fp32 logits stay finite, and nothing more likely is left to suppress
 GREEDY_BELOW = 1e-6  # of the temperature: no fp32 logits differ by less and matter
 
 
@@ -33,14 +34,22 @@ class SamplingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        def count(value: object) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool)
+
+        def within(value: object, low: float, high: float) -> bool:
+            return isinstance(value, int | float) and low <= value <= high  # not so of NaN
+
+        most = LARGEST_PENALTY
         known: dict[str, tuple[bool, str]] = {
-            "temperature": (math.isfinite(self.temperature) and self.temperature >= 0, "a number from 0 (greedy)"),
-            "top_k": (self.top_k >= 0, "a count from 1, or 0 for no limit"),
-            "top_p": (0 <= self.top_p <= 1, "a probability from 0 to 1"),
-            "min_p": (0 <= self.min_p <= 1, "a share from 0 to 1"),
-            "repetition_penalty": (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0, "a number above 0; 1 is none"),
-            "presence_penalty": (math.isfinite(self.presence_penalty), "a number; 0 is none"),
-            "frequency_penalty": (math.isfinite(self.frequency_penalty), "a number; 0 is none"),
+            "temperature": (within(self.temperature, 0, sys.float_info.max), "a number from 0 (greedy)"),
+            "top_k": (count(self.top_k) and self.top_k >= 0, "a count from 1, or 0 for no limit"),
+            "top_p": (within(self.top_p, 0, 1), "a probability from 0 to 1"),
+            "min_p": (within(self.min_p, 0, 1), "a share from 0 to 1"),
+            "repetition_penalty": (within(self.repetition_penalty, 1 / most, most), f"a number from {1 / most} to {most}; 1 is none"),
+            "presence_penalty": (within(self.presence_penalty, -most, most), f"a number from {-most} to {most}; 0 is none"),
+            "frequency_penalty": (within(self.frequency_penalty, -most, most), f"a number from {-most} to {most}; 0 is none"),
+            "seed": (count(self.seed), "a whole number"),
         }
         if faults := [Fault(name, getattr(self, name), want) for name, (good, want) in known.items() if not good]:
             raise ConfigError(faults)

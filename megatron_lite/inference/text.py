@@ -24,6 +24,11 @@ class TextStream(Protocol):
 class Tokenizer(Protocol):
     """Text to ids, without any that begin or end it, and back."""
 
+    @property
+    def num_ids(self) -> int:
+        """Ids from there on have no text."""
+        ...
+
     def encode(self, text: str, /) -> Any: ...
 
     def decode(self, ids: Sequence[int], /) -> str: ...
@@ -43,7 +48,7 @@ class Answer:
     finish: Finish  # a stop token or string came; as many tokens as asked for; the context is full
     seed: int | None = None  # that gives this answer again; None: of beam search
     score: float | None = None  # of beam search: logprob / tokens ^ length_penalty
-    logprob: float | None = None  # of beam search, and where asked for: of the tokens, in nats
+    logprob: float | None = None  # of beam search, and where asked for: of the tokens and of the stop token, if one came, in nats
     logprobs: list[float] = field(default_factory=list)  # of each token, where asked for
 
 
@@ -80,6 +85,7 @@ class LanguageModel:
             begin_id=self.begin_id,
             stop_ids=self.stop_ids,
             on_token=lambda _, token: row.hear(token),
+            num_ids=self.tokenizer.num_ids,
         )
         for _ in steps:
             yield from pieces
@@ -112,6 +118,7 @@ class LanguageModel:
             stop_ids=self.stop_ids,
             on_token=lambda number, token: rows[number].hear(token),
             logprobs=logprobs,
+            num_ids=self.tokenizer.num_ids,
         ).finish()
         for row in rows:
             row.finish()
@@ -126,7 +133,15 @@ class LanguageModel:
         """The n best answers to each prompt by beam search, best first, each cut at the first stop string: beams end at stop
         tokens only."""
         ids = [self._prompt(prompt) for prompt in prompts]
-        found = generate_beams(self.model, ids, max_new_tokens=max_new_tokens, beams=beams, begin_id=self.begin_id, stop_ids=self.stop_ids)
+        found = generate_beams(
+            self.model,
+            ids,
+            max_new_tokens=max_new_tokens,
+            beams=beams,
+            begin_id=self.begin_id,
+            stop_ids=self.stop_ids,
+            num_ids=self.tokenizer.num_ids,
+        )
         answers: list[list[Answer]] = []
         for prompt, hypotheses in zip(prompts, found):
             answers.append([])
@@ -170,7 +185,7 @@ class LanguageModel:
         return [int(token) for token in self.tokenizer.encode(text)]
 
     def _answer(self, prompt: str, text: str, made: Generation, seed: int, logprobs: bool) -> Answer:
-        total = sum(made.logprobs) if logprobs else None
+        total = sum(made.logprobs) + (made.end_logprob or 0.0) if logprobs else None
         return Answer(prompt, text, made.tokens, made.finish, seed=seed, logprob=total, logprobs=made.logprobs)
 
 

@@ -135,44 +135,56 @@ def test_rows_do_not_see_each_other() -> None:
 
 @pytest.mark.parametrize(
     ("num_beams", "length_penalty", "early_stopping", "stop_ids"),
-    [(4, 1.0, False, [11]), (3, 0.6, True, [11, 40]), (5, 2.0, "never", [11]), (4, -1.0, False, [40]), (2, 0.0, "never", [11, 12, 13])],
+    [
+        (4, 1.0, False, range(8, 16)),
+        (3, 0.6, True, [11, 40]),
+        (5, 2.0, "never", [11]),
+        (4, -1.0, False, [40]),
+        (2, 0.0, "never", [11, 12, 13]),
+        (3, -0.7, "never", [11]),
+    ],
 )
 def test_transformers_finds_the_same(
-    tmp_path_factory: pytest.TempPathFactory, num_beams: int, length_penalty: float, early_stopping: Any, stop_ids: list[int]
+    tmp_path_factory: pytest.TempPathFactory, num_beams: int, length_penalty: float, early_stopping: Any, stop_ids: Sequence[int]
 ) -> None:
-    """On the same weights in float64, 20 random prompts of unequal lengths for each of five ways to search: the same hypotheses
-    in the same order, and the same scores."""
+    """On the same weights in float64, 20 random prompts of unequal lengths for each of six ways to search: the same hypotheses
+    in the same order, as many as there are beams, and the same scores."""
     ours, theirs = _both(tmp_path_factory)
     generator = torch.Generator().manual_seed(num_beams)
     lengths = torch.randint(1, 12, (20,), generator=generator).tolist()
     prompts = [torch.randint(97, (length,), generator=generator).tolist() for length in lengths]
-    beams = BeamOptions(num_beams, length_penalty, early_stopping, n_best=2)
+    beams = BeamOptions(num_beams, length_penalty, early_stopping, n_best=num_beams)
     found = generate_beams(ours, prompts, max_new_tokens=12, beams=beams, stop_ids=stop_ids)
     longest = max(lengths)
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - length) + [1] * length for length in lengths])
-    options = {"num_beams": num_beams, "length_penalty": length_penalty, "early_stopping": early_stopping, "num_return_sequences": 2}
+    options = {
+        "num_beams": num_beams,
+        "length_penalty": length_penalty,
+        "early_stopping": early_stopping,
+        "num_return_sequences": num_beams,
+    }
     made = theirs.generate(
         ids,
         attention_mask=mask,
         max_new_tokens=12,
         do_sample=False,
-        eos_token_id=stop_ids,
+        eos_token_id=list(stop_ids),
         pad_token_id=stop_ids[0],
         return_dict_in_generate=True,
         output_scores=True,
         **options,
     )
-    said = made.sequences[:, longest:].view(20, 2, -1).tolist()
+    said = made.sequences[:, longest:].view(20, num_beams, -1).tolist()
     ended = 0
-    for answers, wanted, scores in zip(found, said, made.sequences_scores.view(20, 2).tolist()):
+    for answers, wanted, scores in zip(found, said, made.sequences_scores.view(20, num_beams).tolist()):
         for answer, want, score in zip(answers, wanted, scores):
             whole = [*answer.tokens, *([want[len(answer.tokens)]] if answer.finish == "stop" else [])]
             assert whole == want[: len(whole)] and set(want[len(whole) :]) <= {stop_ids[0]}
             assert answer.finish == ("stop" if whole[-1] in stop_ids else "length")
             assert answer.score == pytest.approx(score, rel=1e-6, abs=2e-5)  # theirs are summed in fp32
             ended += answer.finish == "stop"
-    assert 0 < ended < 40 or length_penalty != 1.0
+    assert 0 < ended < 20 * num_beams or length_penalty != 1.0
 
 
 _CACHE: dict[str, Any] = {}

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from data_pipeline.errors import ConfigError
 from megatron_lite.inference import rows as reading
-from megatron_lite.inference.generate import start_sampling
+from megatron_lite.inference.beam import BeamOptions
+from megatron_lite.inference.generate import generate_beams, start_sampling
 from megatron_lite.inference.kv_cache import KVCache
 from megatron_lite.inference.rows import last_logits
 from megatron_lite.inference.sampling import SamplingOptions
@@ -213,7 +214,7 @@ def test_penalties_do_not_see_padding() -> None:
     """B135: with a repetition penalty, an end-of-document id that also begins each text and stands for padding, a short row ends
     as soon in a batch as alone: neither padding nor the begin token is part of what was said."""
     model = build_model(tiny(), ProcessGroups.single(), seed=3)
-    for end in range(0, VOCABULARY, 12):
+    for end, lengths in {0: [10, 10, 10], 20: [6, 8, 1], 26: [7, 10, 6], 49: [8, 3, 5]}.items():
         known = {"max_new_tokens": 10, "begin_id": end, "stop_ids": [end]}
         options = SamplingOptions(temperature=0, repetition_penalty=1.5, frequency_penalty=0.3)
         prompts = [_prompt(2), _prompt(14), _prompt(5)]
@@ -221,6 +222,7 @@ def test_penalties_do_not_see_padding() -> None:
         for prompt, answer in zip(prompts, together):
             assert answer == start_sampling(model, [prompt], sampling=options, **known).finish()[0]  # type: ignore[arg-type]
             assert answer.tokens == _by_hand(model, [end, *prompt], options, end)
+        assert [len(answer.tokens) for answer in together] == lengths  # rows leave the batch at different times
 
 
 def _by_hand(model: Decoder, text: list[int], options: SamplingOptions, end: int) -> list[int]:
@@ -249,6 +251,36 @@ def test_logprobs_are_the_models(model: Decoder) -> None:
             known = model.logits(_batch(torch.tensor([prompt + answer.tokens])))[0].double().log_softmax(-1)
         want = [float(known[len(prompt) - 1 + place, token]) for place, token in enumerate(answer.tokens)]
         assert answer.logprobs == pytest.approx(want, abs=1e-5)
+
+
+def test_a_stop_tokens_logprob_is_told(model: Decoder) -> None:
+    """Of a row that ended with one; it is none of the answer's tokens."""
+    free = start_sampling(model, [_prompt(3)], max_new_tokens=5, sampling=GREEDY, logprobs=True).finish()[0]
+    at = free.tokens.index(free.tokens[4])
+    asked = {"max_new_tokens": 5, "sampling": GREEDY, "stop_ids": [free.tokens[4]]}
+    ended = start_sampling(model, [_prompt(3)], logprobs=True, **asked).finish()[0]  # type: ignore[arg-type]
+    assert (ended.finish, ended.end_logprob) == ("stop", free.logprobs[at]) and ended.logprobs == free.logprobs[:at]
+    assert free.end_logprob is None
+    assert start_sampling(model, [_prompt(3)], **asked).finish()[0].end_logprob is None  # type: ignore[arg-type]
+
+
+def test_ids_without_text_are_never_chosen(model: Decoder) -> None:
+    """B136: a published vocabulary is padded far beyond its tokenizer's; logprobs stay the model's."""
+    hot, prompts = SamplingOptions(temperature=5.0, repetition_penalty=2.0), [_prompt(4), _prompt(9)]
+    asked = {"max_new_tokens": 12, "num_ids": 9}
+    drawn = start_sampling(model, prompts, sampling=hot, logprobs=True, **asked).finish()  # type: ignore[arg-type]
+    greedy = start_sampling(model, prompts, sampling=GREEDY, **asked).finish()  # type: ignore[arg-type]
+    beams = generate_beams(model, prompts, beams=BeamOptions(num_beams=3, n_best=3), **asked)  # type: ignore[arg-type]
+    for answers in (drawn, greedy, *beams):
+        assert max(token for answer in answers for token in answer.tokens) <= 8
+    for prompt, answer in zip(prompts, greedy):
+        with torch.no_grad():
+            logits = model.logits(_batch(torch.tensor([prompt + answer.tokens])))[0, len(prompt) - 1 : -1]
+        assert answer.tokens == logits[:, :9].argmax(dim=-1).tolist()
+    with torch.no_grad():
+        known = model.logits(_batch(torch.tensor([prompts[0]])))[0, -1].double().log_softmax(-1)
+    assert drawn[0].logprobs[0] == pytest.approx(float(known[drawn[0].tokens[0]]), abs=1e-5)
+    assert beams[0][0].logprob < 0 and len(start_sampling(model, prompts, max_new_tokens=1, num_ids=500).finish()) == 2
 
 
 def test_penalties_do_not_see_a_source() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from data_pipeline.errors import ConfigError, NonFiniteError
-from megatron_lite.inference.sampling import SamplingOptions, choose, draw, probabilities
+from megatron_lite.inference.sampling import History, SamplingOptions, choose, draw, probabilities
 
 
 def _after(weights: list[float], **options: float) -> list[float]:
@@ -100,12 +100,29 @@ def test_a_few_of_many() -> None:
         ("repetition_penalty", math.inf),
         ("presence_penalty", math.nan),
         ("frequency_penalty", math.inf),
+        ("presence_penalty", 1e39),  # finite, but not as fp32
+        ("frequency_penalty", -1e39),
+        ("repetition_penalty", 1e-300),
+        ("repetition_penalty", 1e39),
+        ("top_k", 2.5),
+        ("seed", "x"),
+        ("temperature", "hot"),
     ],
 )
-def test_bad_values_are_refused(field: str, value: float) -> None:
+def test_bad_values_are_refused(field: str, value: object) -> None:
     """B124, B127, B128: refused with the field's name."""
     with pytest.raises(ConfigError, match=f"{field}: got"):
         SamplingOptions(**{field: value})  # type: ignore[arg-type]
+
+
+def test_the_largest_penalties_leave_a_distribution() -> None:
+    """Every logit stays finite, also of a token that was said a million times."""
+    logits, history = torch.tensor([[80.0, -80.0, 3.0]]), History.of([[0, 1]], 3)
+    history.answers[0, :2] = 1_000_000
+    for sign in (1, -1):
+        options = SamplingOptions(repetition_penalty=1e4**sign, presence_penalty=sign * 1e4, frequency_penalty=sign * 1e4)
+        found = probabilities(logits, [options], history)
+        assert float(found.sum()) == pytest.approx(1) and int(found.argmax()) == (2 if sign > 0 else 0)
 
 
 def test_draws_follow_the_distribution() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,8 @@ def test_sources_of_unequal_lengths_are_translated_as_if_alone() -> None:
     options: dict[str, Any] = {"max_new_tokens": 6, "begin_id": 0, "stop_ids": [7]}
     together = generate_beams(model, sources, beams=BeamOptions(num_beams=3, n_best=2), **options)
     greedy = start_sampling(model, sources, sampling=SamplingOptions(temperature=0.0), **options).finish()
+    texts = [[*each[0].tokens, *([7] if each[0].finish == "stop" else [])] for each in together]
+    scores = score(model, sources, texts, begin_id=0)  # together, too
     for number, source in enumerate(sources):
         alone = generate_beams(model, [source], beams=BeamOptions(num_beams=3, n_best=2), **options)[0]
         assert [each.tokens for each in alone] == [each.tokens for each in together[number]]
@@ -192,14 +195,15 @@ def test_sources_of_unequal_lengths_are_translated_as_if_alone() -> None:
             start_sampling(model, [source], sampling=SamplingOptions(temperature=0.0), **options).finish()[0].tokens
             == greedy[number].tokens
         )
-        best = together[number][0]
-        said = [*best.tokens, *([7] if best.finish == "stop" else [])]
-        known = score(model, [source], [said], begin_id=0)[0]
-        assert abs(sum(known) - best.logprob) < 1e-4  # type: ignore[arg-type]
+        known = score(model, [source], texts[number : number + 1], begin_id=0)[0]
+        assert abs(sum(known) - together[number][0].logprob) < 1e-4  # type: ignore[arg-type]
+        assert scores[number] == pytest.approx(known, abs=1e-5)
 
 
 class _Letters:
     """Ids 0.. as single characters."""
+
+    num_ids = 64
 
     def encode(self, text: str) -> list[int]:
         return [ord(letter) - 48 for letter in text]
@@ -208,7 +212,7 @@ class _Letters:
         return "".join(chr(48 + token) for token in ids)
 
     def stream(self) -> Any:
-        raise NotImplementedError
+        return SimpleNamespace(feed=lambda token: self.decode([token]), finish=lambda: "")
 
 
 def test_an_answer_scored_again_has_the_same_probability() -> None:
@@ -221,6 +225,16 @@ def test_an_answer_scored_again_has_the_same_probability() -> None:
         (known,) = translator.scores([best.text], prompts=[best.prompt])
         assert known[-1].token == 42 and sum(each.logprob or 0.0 for each in known) == pytest.approx(best.logprob, abs=1e-5)
     assert [each.token for each in translator.logprobs("", prompt="Q")] == [42]
+    greedy = SamplingOptions(temperature=0)
+    drawn = [each for (each,) in translator.answers(["?A", "Q", "7c", "be"], max_new_tokens=9, sampling=greedy, logprobs=True)]
+    ended_alike = [each for each in drawn if each.finish == "stop"]
+    assert ended_alike
+    for each in ended_alike:  # a sample's, a beam's and a score's are one number
+        (beam,) = translator.best([each.prompt], max_new_tokens=9, beams=BeamOptions(num_beams=1))[0]
+        assert (beam.tokens, beam.logprob) == (each.tokens, pytest.approx(each.logprob, abs=1e-5))
+        assert sum(token.logprob or 0.0 for token in translator.logprobs(each.text, prompt=each.prompt)) == pytest.approx(
+            beam.logprob, abs=1e-5
+        )
 
 
 def test_an_answer_needs_a_source_and_a_beginning() -> None:

@@ -25,6 +25,7 @@ from megatron_lite.inference.beam import BeamOptions
 from megatron_lite.inference.generate import start_sampling
 from megatron_lite.inference.sampling import SamplingOptions
 from megatron_lite.inference.text import LanguageModel
+from megatron_lite.models.build import build_model
 from megatron_lite.parallel.groups import ProcessGroups
 from tests.checkpoint_fakes import run_state
 from tests.data_fixtures import tiny_dataset
@@ -166,6 +167,15 @@ def test_scores_are_the_models(model: LanguageModel) -> None:
         assert [each.logprob for each in model.logprobs(made.text, prompt="the ")] == pytest.approx(made.logprobs, abs=1e-5)
     with pytest.raises(ConfigError, match=r"text 1: got '49 tokens to read', wanted at most max_position_embeddings \(48\)"):
         model.scores(["", "x" * 49])
+
+
+def test_a_vocabulary_may_be_larger_than_the_tokenizers(model: LanguageModel) -> None:
+    """B136: padded to a published size; what is drawn has text, by every way."""
+    config = model.model.config.model_copy(update={"vocab_size": 5_000})
+    wide = LanguageModel(build_model(config, ProcessGroups.single(), seed=3), model.tokenizer, 256, (256,))
+    assert wide.generate("the ", max_new_tokens=20, temperature=9.0) == "".join(wide.stream("the ", max_new_tokens=20, temperature=9.0))
+    (best,) = wide.best(["the "], max_new_tokens=9)[0]
+    assert all(token < model.tokenizer.num_ids for token in best.tokens)
 
 
 def test_a_text_without_a_beginning(model: LanguageModel) -> None:
