@@ -124,6 +124,9 @@ class AttentionConfig(Section):
         if self.qk_norm != "none" and self.scale == "cosine":
             fix = "unit vectors are normalised already: use scale: sqrt or qk_norm: none"
             faults.append(Fault("qk_norm", self.qk_norm, "none with scale: cosine", fix))
+        if self.qk_norm != "none" and self.scale == "init":
+            fix = "the norm takes away what smaller initial weights are for: use scale: sqrt or qk_norm: none"
+            faults.append(Fault("qk_norm", self.qk_norm, "none with scale: init", fix))
         if faults:
             raise section_faults(faults)
         return self

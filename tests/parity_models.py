@@ -28,7 +28,7 @@ MODELS = {
             "mlp": MLPConfig(activation="relu", gated=False, bias=True),
             "residual": ResidualConfig(step_size="inverse_sqrt_layers", learned_step_size="branch"),
             "init": InitConfig(embedding_std=0.1),
-            "embedding_multiplier": "sqrt_hidden_size",
+            "embedding_multiplier": 8.0,  # the root of the width
             "final_logit_softcapping": 20.0,
             "mup": MupConfig(base_hidden_size=32),
         }

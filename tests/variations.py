@@ -39,14 +39,14 @@ VARIATIONS: dict[str, dict[str, Any]] = {
         "position": {"type": "t5", "relative_attention_num_buckets": 8, "relative_attention_max_distance": 9},
         "attention": {"scale": 1.0},
     },
-    "temperature, qkv bias": {"attention": {"scale": "temperature", "qkv_bias": True}},
+    "temperature, layernorm, qkv bias": {"attention": {"scale": "temperature", "qk_norm": "layer_norm", "qkv_bias": True}},
     "head_temperature, o bias, zero-centred rms_norm, mup": {
         "attention": {"scale": "head_temperature", "qk_norm": "rms_norm", "o_bias": True},
         "norm": {"zero_centred": True},
         "mup": {"base_hidden_size": 16, "base_head_dim": 4},
     },
     "cosine, window": {"attention": {"scale": "cosine", "sliding_window": 3, "qkv_bias": True, "o_bias": True}},
-    "init, layernorm, no positions": {"position": {"type": "none"}, "attention": {"scale": "init", "qk_norm": "layer_norm"}},
+    "init, no positions": {"position": {"type": "none"}, "attention": {"scale": "init"}},
     "softcap, local and global": {"attention": {"logit_softcapping": 2.0, "sliding_window": 4, "global_every": 2}},
     "sinks, alibi, window": {"position": {"type": "alibi"}, "attention": {"sinks": True, "sliding_window": 4}},
     "everything, t5": {

@@ -202,6 +202,7 @@ def test_a_kernel_that_can_not_says_so() -> None:
         ({"scale": 0.0}, "model.attention.scale: got 0.0, wanted a number above 0, or a name"),
         ({"scale": "sqr"}, "model.attention.scale: got 'sqr'"),
         ({"qk_norm": "rms_norm", "scale": "cosine"}, "model.attention.qk_norm: got 'rms_norm', wanted none with scale: cosine"),
+        ({"qk_norm": "layer_norm", "scale": "init"}, "model.attention.qk_norm: got 'layer_norm', wanted none with scale: init"),
         ({"sliding_window": 0}, "model.attention.sliding_window: got 0"),
         ({"global_every": 2}, "model.attention.global_every: got 2, wanted null without sliding_window"),
         ({"global_every": 3, "sliding_window": 8}, "model.attention.global_every: got 3, wanted at most num_hidden_layers (2)"),
