@@ -17,7 +17,7 @@ class InitConfig(Section):
     std: float = Field(0.02, gt=0)  # of the normal distribution, and of position.type: t5's table in each scheme
     embedding_std: float | None = Field(None, gt=0)  # embeddings and head; null: the scheme's, with xavier_uniform 1 / sqrt(hidden_size)
     scaled_residual: bool = True  # divide what writes into the residual stream by sqrt(2 * layers), beside cross-attention sqrt(3 * layers)
-    zero_residual: bool = False  # what writes into the residual stream starts at 0, whatever else is said: a layer then changes nothing
+    zero_residual: bool = False  # what writes into the residual stream starts at 0 (sandwich: its norm's gain): a layer changes nothing
 
     @model_validator(mode="after")
     def _residual(self) -> InitConfig:

@@ -98,9 +98,18 @@ class ModelConfig(Section):
         if self.position.type != "t5":
             unread = unread_faults(self.init, self.init.scheme, "init.scheme", {"std": ("normal", "position.type: t5")})
             faults += [replace(fault, field=f"init.{fault.field}") for fault in unread]
+        for kind, key in (("rms_norm", "rms_norm_eps"), ("layer_norm", "layer_norm_eps")):
+            if self.attention.qk_norm != kind:
+                faults += unread_faults(self, self.norm.type, "norm.type", {key: (kind, f"attention.qk_norm: {kind}")})
         if self.mup.base_hidden_size is not None and self.init.scheme != "normal":
             fix = "use init.scheme normal, whose std mup scales"
             faults.append(Fault("init.scheme", self.init.scheme, "normal with mup, as others follow the width already", fix))
+        if self.mup.base_hidden_size is not None and self.embedding_multiplier == "sqrt_hidden_size":
+            fix = f"a factor that grows with the width undoes mup: use {self.mup.base_hidden_size**0.5:g}, which it is at base_hidden_size"
+            faults.append(Fault("embedding_multiplier", self.embedding_multiplier, "a number with mup", fix))
+        if self.init.zero_residual and self.norm.placement == "post":
+            fix = "a norm after the sum changes what passes, whatever a branch adds: use norm.placement pre or sandwich, or remove it"
+            faults.append(Fault("init.zero_residual", True, "false with norm.placement: post", fix))
         if self.mup.base_head_dim is not None and self.attention.scale not in ("sqrt", "temperature", "head_temperature"):
             fix = "this scale follows no head_dim: leave base_head_dim out"
             faults.append(Fault("mup.base_head_dim", self.mup.base_head_dim, f"null with attention.scale: {self.attention.scale}", fix))

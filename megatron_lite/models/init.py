@@ -48,7 +48,8 @@ def distribution(name: str, shape: Sequence[int], config: ModelConfig) -> Distri
     """A logical parameter's, by its name and its whole shape."""
     init, layers = config.init, config.encoder_layers if name.startswith("encoder.") else config.num_hidden_layers
     if name.endswith("norm.weight"):
-        return Distribution(constant=0.0 if config.norm.zero_centred else 1.0)
+        gain = 0.0 if init.zero_residual and name.endswith("output_norm.weight") else 1.0
+        return Distribution(constant=gain - 1.0 if config.norm.zero_centred else gain)
     if name.endswith("step_size"):
         return Distribution(constant=config.residual.step(layers))
     if name.endswith((".bias", ".sinks", ".log_temperature")):
@@ -62,7 +63,7 @@ def distribution(name: str, shape: Sequence[int], config: ModelConfig) -> Distri
     matrix = _of_matrix(shape, config).times(initial_factor(name, config))
     if not name.endswith(("attention.o.weight", "mlp.down.weight")):
         return matrix
-    if init.zero_residual:
+    if init.zero_residual and config.norm.placement != "sandwich":  # there the norm's gain is 0, as its gradient at 0 is 1 / sqrt(eps)
         return Distribution(constant=0.0)
     additions = (3 if config.encoder_layers and not name.startswith("encoder.") else 2) * layers  # to the residual stream
     return matrix.times(1 / math.sqrt(additions)) if init.scaled_residual else matrix

@@ -33,7 +33,7 @@ BLOCKS: list[dict[str, Any]] = [
 
 
 EXTRAS = LossConfig(label_smoothing=0.1, z_loss=0.01)
-LOGITS = {"embedding_multiplier": "sqrt_hidden_size", "logit_scale": 20.0, "final_logit_softcapping": 2.0, "mup": {"base_hidden_size": 8}}
+LOGITS = {"embedding_multiplier": 32**0.5, "logit_scale": 20.0, "final_logit_softcapping": 2.0, "mup": {"base_hidden_size": 8}}
 
 
 def away_from_constants(model: torch.nn.Module, config: ModelConfig) -> None:

@@ -36,6 +36,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"init": {"zero_residual": True, "scaled_residual": False}},
         r"model\.init\.scaled_residual: got False, wanted its default \(true\) with zero_residual: true.*only zero_residual: false reads it",
     ),
+    (
+        {"mup": {"base_hidden_size": 64}, "embedding_multiplier": "sqrt_hidden_size"},
+        r"model\.embedding_multiplier: got 'sqrt_hidden_size', wanted a number with mup.*use 8, which it is at base_hidden_size",
+    ),
+    (
+        {"init": {"zero_residual": True}, "norm": {"placement": "post"}},
+        r"model\.init\.zero_residual: got True, wanted false with norm\.placement: post",
+    ),
+    (
+        {"norm": {"type": "layer_norm"}, "rms_norm_eps": 1e-6},
+        r"model\.rms_norm_eps: got 1e-06, wanted its default \(1e-05\) with norm\.type: layer_norm.*rms_norm or attention\.qk_norm: rms_norm reads it",
+    ),
+    ({"attention": {"qk_norm": "rms_norm"}, "layer_norm_eps": 1e-6}, r"model\.layer_norm_eps: .* \(1e-05\) with norm\.type: rms_norm"),
     ({"mup": {"base_head_dim": 16}}, r"model\.mup\.base_head_dim: got 16, wanted null without mup\.base_hidden_size"),
 ]
 
@@ -56,7 +69,12 @@ def test_a_default_that_is_not_read_may_be_said(chosen: dict[str, Any], unread: 
     assert validate(ModelConfig, {"init": chosen | unread}) == validate(ModelConfig, {"init": chosen})
 
 
-def test_the_small_scheme_reads_std_for_the_table_of_t5() -> None:
+def test_what_one_other_key_reads_may_be_said() -> None:
+    """std is read by T5's table, and the other norm's eps by a norm of queries and keys."""
+    for other in ("rms_norm", "layer_norm"):
+        kind, key = "layer_norm" if other == "rms_norm" else "rms_norm", f"{other}_eps"
+        found = validate(ModelConfig, {"norm": {"type": kind}, "attention": {"qk_norm": other}, key: 1e-6})
+        assert getattr(found, key) == 1e-6
     assert validate(ModelConfig, {"init": {"scheme": "small", "std": 0.1}, "position": {"type": "t5"}}).init.std == 0.1
 
 
@@ -82,5 +100,6 @@ def test_numbers_that_follow_from_the_shape() -> None:
     config = ModelConfig(hidden_size=256, num_hidden_layers=16, residual={"step_size": "inverse_sqrt_layers"}, logit_scale=3.0)
     assert config.residual.step(config.num_hidden_layers) == 0.25
     assert (config.embedding_factor, config.logit_factor, config.width_multiplier) == (1.0, 3.0, 1.0)
-    wide = ModelConfig(hidden_size=256, embedding_multiplier="sqrt_hidden_size", logit_scale=3.0, mup={"base_hidden_size": 64})
+    assert ModelConfig(hidden_size=256, embedding_multiplier="sqrt_hidden_size").embedding_factor == 16.0
+    wide = ModelConfig(hidden_size=256, embedding_multiplier=16.0, logit_scale=3.0, mup={"base_hidden_size": 64})
     assert (wide.embedding_factor, wide.logit_factor, wide.width_multiplier) == (16.0, 0.75, 4.0)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from megatron_lite.block_config import NormConfig
 from megatron_lite.init_config import InitConfig, MupConfig
 from megatron_lite.layers.embedding import vocabulary_spec
 from megatron_lite.layers.linear import cut_columns, cut_rows
@@ -21,7 +22,7 @@ from megatron_lite.models.batch import Batch
 from megatron_lite.models.build import build_model
 from megatron_lite.models.init import distribution, local_init
 from megatron_lite.parallel.groups import Axis, ProcessGroups
-from megatron_lite.parallel.shard_spec import Piece, ShardSpec
+from megatron_lite.parallel.shard_spec import Piece, ShardSpec, spec_of
 from tests.logical import assemble, blocks_of
 from tests.paths import ROOT
 
@@ -123,13 +124,21 @@ def test_standard_deviations_by_scheme() -> None:
         assert distribution(name, (512, 512), wide).std == pytest.approx(std)
 
 
-def test_zero_residual_layers_change_nothing() -> None:
-    config = CONFIG.model_copy(update={"init": InitConfig(zero_residual=True)})
+@pytest.mark.parametrize("norm", [{}, {"placement": "sandwich"}, {"placement": "sandwich", "zero_centred": True}], ids=str)
+def test_zero_residual_layers_change_nothing(norm: dict[str, Any]) -> None:
+    """And all their branches learn: what is 0 has a gradient, of a size that a norm of zeros would not leave."""
+    config = CONFIG.model_copy(update={"init": InitConfig(zero_residual=True), "norm": NormConfig(**norm)})
     model = build_model(config, ProcessGroups.single(), seed=1)
     ids = torch.arange(8)[None]
     batch = Batch.from_rows(ids.numpy(), ids.numpy(), [[0]], [0], document_mask=True)
     plain = model.final_norm(model.embedding(ids, split=False)) @ model.lm_head.weight.T
-    torch.testing.assert_close(model.logits(batch), plain)
+    logits = model.logits(batch)
+    torch.testing.assert_close(logits, plain)
+    logits.square().sum().backward()
+    zeros = ("output_norm.weight",) if norm else ("attention.o.weight", "mlp.down.weight")
+    sizes = {spec_of(parameter).pieces[0].name: float(parameter.grad.norm()) for parameter in model.parameters()}
+    assert len(of_zeros := [size for name, size in sizes.items() if name.endswith(zeros)]) == 4 and min(of_zeros) > 0, sizes
+    assert math.hypot(*sizes.values()) < 5 * sizes["lm_head.weight"], sizes
 
 
 def test_only_the_overlap_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
