@@ -12,8 +12,10 @@ import torch
 from data_pipeline.dataset import Dataset
 from data_pipeline.errors import CheckpointError, ConfigError, DataError
 from launcher.config import RunConfig
+from launcher.console import show
 from launcher.distributed import start_device, start_groups
 from launcher.environment import read_environment
+from launcher.resume_policy import changed_meaning, other_meaning, require_same_meaning
 from launcher.saved_config import names_data, read_config, run_of
 from megatron_lite.checkpoint.find import CheckpointInfo, checkpoint_at, newest_checkpoint
 from megatron_lite.checkpoint.load import load_into
@@ -42,7 +44,8 @@ class FinishedRun:
 def open_run(path: Path, overrides: Sequence[str] = ()) -> FinishedRun:
     """Load the newest checkpoint of a run folder, or the checkpoint at `path`. One process, or tp of them under a launcher.
 
-    Raises ConfigError for what is no run, CheckpointError where there is no usable checkpoint.
+    Where overrides make it another model that the weights fit all the same, the first rank says so on stderr. Raises ConfigError for
+    what is no run and for heads cut otherwise, CheckpointError where there is no usable checkpoint or none of these shapes.
     """
     environment = read_environment(os.environ)
     run = run_of(path)
@@ -56,9 +59,15 @@ def open_run(path: Path, overrides: Sequence[str] = ()) -> FinishedRun:
     else:
         groups = start_groups(environment, config.parallel, device=device, timeout_s=config.run.hang_timeout_s)
     info = find_checkpoint(path, config, groups)
+    origin = info.state.identity()
+    wanted = {"model": config.model.model_dump(mode="json"), "tokenizer_hash": origin["tokenizer_hash"]}
+    require_same_meaning(origin, wanted, where=info.path)
     dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
     model = build_model(config.model, groups, seed=config.run.seed, device=device, dtype=dtype)
     load_into(info.path, model_slices(model), groups, weights_only=True)
+    if groups.rank == 0:
+        for change in changed_meaning(origin, wanted, and_also=("max_position_embeddings",)):
+            show(f"warning: {other_meaning(*change, who='this model')}: it is not the model that was trained", error=True)
     return FinishedRun(config, info.path, info.state, model.eval(), groups, device)
 
 

@@ -107,10 +107,16 @@ def require_same_meaning(origin: Mapping[str, Any], wanted: Mapping[str, Any], *
         raise ConfigError(faults)
 
 
-def changed_meaning(origin: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(key, old, new) of what may change for weights alone, as for longer rows, and changes what they compute at first."""
+def changed_meaning(origin: Mapping[str, Any], wanted: Mapping[str, Any], *, and_also: tuple[str, ...] = ()) -> list[tuple[str, Any, Any]]:
+    """(key, old, new) of what may change for weights alone, as for longer rows, and changes what they compute at first; of the keys
+    `and_also` too."""
     pairs = _differences(origin["model"], wanted["model"])
-    return [(f"model.{key}", before, after) for key, before, after in pairs if key.startswith(RECORDED_OF_WEIGHTS)]
+    return [(f"model.{key}", before, after) for key, before, after in pairs if key.startswith((*RECORDED_OF_WEIGHTS, *and_also))]
+
+
+def other_meaning(key: str, before: object, after: object, *, who: str) -> str:
+    """In words, a change that changed_meaning found."""
+    return f"the weights were trained with {key} {before!r}, {who} has {after!r}"
 
 
 def _heads(model: Mapping[str, Any]) -> dict[str, int]:

@@ -74,7 +74,10 @@ def test_eval_of_other_data_and_generate(trained: Workspace, other_dataset: Path
     assert other["loss"] != own["loss"] and other["data"] == str(other_dataset)
     older = json.loads(trained.command("mlite", "eval", "runs/a/checkpoints/step_00000002").stdout)
     assert older["step"] == 2 and older["loss"] > own["loss"]
-    assert trained.command("mlite", "eval", "runs/a", "data.path=nowhere").returncode == 3
+    lost = trained.command("mlite", "eval", "runs/a", "data.path=nowhere", "model.rope.theta=5e5", "model.max_position_embeddings=128")
+    assert lost.returncode == 3
+    for change in ("model.rope.theta 10000.0, this model has 500000.0", "model.max_position_embeddings 64, this model has 128"):
+        assert f"warning: the weights were trained with {change}: it is not the model" in lost.stderr
     assert trained.command("mlite", "eval", "runs/nothing").returncode == 2
 
     greedy = ("mlite", "generate", "runs/a", "--temperature", "0", "--max-tokens", "8")

@@ -111,6 +111,7 @@ def test_weights_alone_keep_their_meaning() -> None:
     )
     require_same_meaning(origin, same, where="runs/a")
     assert changed_meaning(origin, same) == []
+    assert changed_meaning(origin, same, and_also=("max_position_embeddings",)) == [("model.max_position_embeddings", 2048, 4096)]
     require_same_meaning(state_of(config_of()).identity(), other({"num_key_value_heads": 8}), where="runs/a")  # null is as many as heads
 
 
