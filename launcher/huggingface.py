@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from data_pipeline.errors import ConfigError, Fault
 from data_pipeline.loader import Dataset
+from data_pipeline.schema import Section
 from launcher.config import RunConfig
+from launcher.resume_policy import RECORDED_OF_WEIGHTS
 from megatron_lite.checkpoint.committed import committed
-from megatron_lite.checkpoint.huggingface.families import differences
+from megatron_lite.checkpoint.huggingface.families import Family, changed, differences
 from megatron_lite.checkpoint.huggingface.folder import check_tensors, open_tensors, read_model
 from megatron_lite.model_config import ModelConfig
+from megatron_lite.sizes import num_parameters
 
+S = TypeVar("S", bound=Section)
 PREFIX = "hf:"
 
 
@@ -27,17 +31,51 @@ def huggingface_folder(init_from: str | None) -> Path | None:
 
 def require_fitting_weights(config: RunConfig, datasets: Iterable[Dataset]) -> None:
     """Compare a new run's model and tokenizer with the folder that `checkpoint.init_from: hf:DIR` names; a run that has
-    checkpoints no longer needs it. The vocabulary is resolved. Raises ConfigError with every difference, CheckpointError
-    where the folder's files don't hold what they should."""
-    folder = huggingface_folder(config.checkpoint.init_from)
-    if folder is None or config.checkpoint.resume not in ("auto", "never") or committed(config.run.folder / "checkpoints"):
+    checkpoints no longer needs it. The vocabulary is resolved. Raises ConfigError with every difference but those that may be, as
+    from a run's checkpoint (`changed_meaning_of_folder`), CheckpointError where the folder's files don't hold what they should."""
+    source = config.checkpoint.init_from
+    if source is None or config.checkpoint.resume not in ("auto", "never") or committed(config.run.folder / "checkpoints"):
+        return
+    folder = huggingface_folder(source)
+    if folder is None:
+        _require_own_format(source)
         return
     family, theirs = read_model(folder)
-    faults = differences(family, config.model, theirs, where=str(folder / "config.json"))
+    allowed = {key for key, _, _ in _changed_meaning(family, config.model, theirs)}
+    faults = [each for each in differences(family, config.model, theirs, where=str(folder / "config.json")) if each.field not in allowed]
     faults += tokenizer_faults(folder, theirs, datasets)
     if faults:
         raise ConfigError(faults)
     check_tensors(folder, open_tensors(folder), family, theirs)
+
+
+def _require_own_format(source: str) -> None:
+    """Raises ConfigError for a folder of transformers' format that is named as if it were of ours."""
+    folder = Path(source).expanduser()
+    if (folder / "config.json").is_file() and not (folder / "manifest.json").exists() and not (folder / "checkpoints").exists():
+        want = "a run or one of its checkpoints, or hf: before a folder of transformers' format"
+        raise ConfigError([Fault("checkpoint.init_from", source, want, f"use checkpoint.init_from={PREFIX}{source}")])
+
+
+def changed_meaning_of_folder(folder: Path, model: ModelConfig) -> list[tuple[str, Any, Any]]:
+    """(key, the folder's, this model's) of what may be otherwise, and changes what the folder's weights compute at first."""
+    family, theirs = read_model(folder)
+    return _changed_meaning(family, model, theirs)
+
+
+def _changed_meaning(family: Family, ours: ModelConfig, theirs: ModelConfig) -> list[tuple[str, Any, Any]]:
+    """The keys that changed_meaning of resume_policy has, but those by which there would be other tensors, which it leaves to loading."""
+    return [
+        (f"model.{key}", before, after)
+        for key, (before, after) in changed(family, ours, theirs).items()
+        if key.startswith(RECORDED_OF_WEIGHTS) and num_parameters(_with(theirs, key, after)) == num_parameters(theirs)
+    ]
+
+
+def _with(section: S, key: str, value: object) -> S:
+    """The section with one dotted key changed, whether it can be or not."""
+    name, _, below = key.partition(".")
+    return section.model_copy(update={name: _with(getattr(section, name), below, value) if below else value})
 
 
 def tokenizer_faults(folder: Path, model: ModelConfig, datasets: Iterable[Dataset]) -> list[Fault]:

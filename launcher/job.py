@@ -22,6 +22,7 @@ from launcher.distributed import describe_attention, find_siblings, make_determi
 from launcher.environment import Environment
 from launcher.faults import Faults
 from launcher.fit import Fit
+from launcher.huggingface import changed_meaning_of_folder
 from launcher.memory_check import MemoryCheck
 from launcher.mixture import describe_mixture, mixture_lines, phases_for, require_epochs
 from launcher.plan import plan_run
@@ -30,6 +31,7 @@ from launcher.recorder import Rates, Recorder
 from launcher.resume_policy import (
     changed_meaning,
     identity,
+    other_meaning,
     packing_version,
     recorded_changes,
     require_same_meaning,
@@ -220,8 +222,8 @@ class Job:
         for key, before, after in changes:
             recorder.say(f"changed since the last attempt: {key} {before!r} -> {after!r}")
             recorder.event("changed", key=key, old=before, new=after)
-        for key, before, after in changed_meaning(start.origin.identity(), wanted) if start.origin is not None else []:
-            recorder.say(f"the weights were trained with {key} {before!r}, this run has {after!r}: at first they compute something else")
+        for key, before, after in self._changed_meaning(start, wanted):
+            recorder.say(f"{other_meaning(key, before, after, who='this run')}: at first they compute something else")
             recorder.event("changed", key=key, old=before, new=after)
         folder.write_config(config.to_yaml())
         first = self.datasets[0]
@@ -255,6 +257,12 @@ class Job:
         recorder.say(describe_attention(config.model, config.training, document_mask=config.data.document_mask, device=self.device))
         if moved:
             recorder.say(f"{moved} lines of metrics after step {start.step} were moved to {folder.events.name}: those steps are done again")
+
+    def _changed_meaning(self, start: Start, wanted: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+        """(key, old, new) of what the weights that are taken were trained with otherwise."""
+        if start.origin is not None:
+            return changed_meaning(start.origin.identity(), wanted)
+        return [] if start.weights is None else changed_meaning_of_folder(start.weights, self.config.model)
 
     def _warn(self, text: str) -> None:
         show(f"warning: {text}")

@@ -149,13 +149,13 @@ def here(trained: Workspace, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_does_not_fit_is_refused_at_once(trained: Workspace, here: Path, bpe: Path) -> None:
-    """A model section, data or a folder that the weights were not made for: exit 2 or 4 with every difference, before training;
-    and a run that has checkpoints of its own does not look at the folder again."""
+    """A model section, data or a folder that the weights were not made for: exit 2 or 4 with every difference, before training. A
+    longer context is on record, as from a run's weights; and a run that has checkpoints of its own does not look at the folder again."""
     shutil.copytree("hf", "copy")
     start = ("run.name=b", "checkpoint.init_from=hf:copy", *TORCH, *SHORT)
-    code, output = trained.run(*start, "model.rms_norm_eps=1e-6", "model.hidden_size=64", f"data.path={bpe}")
-    assert code == 2
-    for name in ("model.rms_norm_eps: got 1e-06, wanted 1e-05", "model.hidden_size: got 64, wanted 32", "data.path"):
+    code, output = trained.run(*start, "model.rms_norm_eps=1e-6", "model.mlp.bias=true", "model.hidden_size=64", f"data.path={bpe}")
+    assert code == 2 and "rms_norm_eps" not in output
+    for name in ("model.mlp.bias: got True, wanted False", "model.hidden_size: got 64, wanted 32", "data.path"):
         assert name in output
     assert "build the data with `tokenizer: {type: pretrained" in output
     assert trained.run(*start, "checkpoint.init_from=hf:nowhere")[0] == 2
@@ -165,9 +165,17 @@ def test_what_does_not_fit_is_refused_at_once(trained: Workspace, here: Path, bp
     code, output = trained.run(*start)
     assert code == 4 and "model.safetensors" in output and not trained.path("b").exists()
     weights.write_bytes(whole)
-    assert trained.run(*start)[0] == 0
+    code, output = trained.run(*start, "checkpoint.init_from=copy")
+    assert code == 2 and "use checkpoint.init_from=hf:copy" in output
+    longer = (*start, "model.max_position_embeddings=128", "model.rope.scaling.type=linear", "model.rope.scaling.factor=2.0")
+    code, output = trained.run(*longer)
+    assert code == 0 and "the weights were trained with model.rope.scaling.type 'none', this run has 'linear'" in output
+    assert [(event["key"], event["old"], event["new"]) for event in trained.events("b", "changed")] == [
+        ("model.rope.scaling.type", "none", "linear"),
+        ("model.rope.scaling.factor", 1.0, 2.0),
+    ]
     weights.unlink()
-    code, output = trained.run(*start, "training.steps=2")
+    code, output = trained.run(*longer, "training.steps=2")
     assert code == 0 and "from step 1" in output
 
 

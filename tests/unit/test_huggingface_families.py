@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from data_pipeline.errors import CheckpointError, ConfigError
+from launcher.huggingface import changed_meaning_of_folder
 from megatron_lite.checkpoint.huggingface.catalogue import FAMILIES, family_for
 from megatron_lite.checkpoint.huggingface.families import REQUIRED, Family, differences, from_tree, to_tree, values_of
 from megatron_lite.checkpoint.huggingface.folder import SINGLE, check_tensors, open_tensors, read_model
@@ -144,6 +145,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         {"attention": {"o_bias": True}},
         "wanted a model that one of them can hold. the nearest is marian",
     ),
+    ("llama-linear-gelu", "auto", {"family": "seq2seq"}, "wanted a model that one of them can hold. the nearest is t5"),
     ("llama3", "bert", {}, "--family: got 'bert', wanted auto, llama, mistral"),
 ]
 
@@ -220,6 +222,26 @@ def test_a_run_of_another_function_is_refused() -> None:
     config = architecture("llama3")
     faults = differences(family_for(config), architecture("llama3", norm={"type": "layer_norm"}), config, where="x")
     assert [fault.field for fault in faults] == ["model.norm.type"]
+
+
+def test_what_changes_no_tensor_may_be_otherwise(tmp_path: Path) -> None:
+    """By one policy with a run's weights: on record where a key only computes something else, refused where there is another tensor,
+    another head or another token."""
+    config = architecture("mistral")
+    write_config(tmp_path, to_tree(family_for(config), config))
+
+    def recorded(**changes: Any) -> list[tuple[str, Any, Any]]:
+        return changed_meaning_of_folder(tmp_path, architecture("mistral", **changes))
+
+    assert recorded(attention={"sliding_window": 16, "scale": 0.5}, rms_norm_eps=1e-3, residual={"parallel": "two_norms"}) == [
+        ("model.rms_norm_eps", 1e-5, 1e-3),
+        ("model.attention.scale", "sqrt", 0.5),
+        ("model.attention.sliding_window", 8, 16),
+        ("model.residual.parallel", "none", "two_norms"),
+    ]
+    attention = {"sliding_window": 8, "qkv_bias": True, "qk_norm": "rms_norm", "sinks": True, "scale": "temperature"}
+    assert recorded(attention=attention, num_key_value_heads=1, vocab_size=98, head_dim=8) == []
+    assert recorded(norm={"placement": "sandwich"}, mlp={"gated": False, "bias": True}, position={"type": "learned"}) == []
 
 
 def test_files_as_they_are_on_the_hub(tmp_path: Path) -> None:

@@ -17,13 +17,15 @@ AUTO = "auto"
 
 def family_for(config: ModelConfig, asked: str = AUTO) -> Family:
     """The architecture that is asked for by its model_type or its own name, or else the first that can hold the model. Raises
-    ConfigError naming what stands in the way, of all of them what does in the nearest."""
+    ConfigError naming what stands in the way, of all of them what does in the nearest of
+    its kind, decoder or encoder-decoder."""
     if asked == AUTO:
         faults = {family.model_type: obstacles(family, config) for family in FAMILIES}
         fitting = [family for family in FAMILIES if not faults[family.model_type]]
         if fitting:
             return fitting[0]
-        nearest = min(faults, key=lambda name: len(faults[name]))
+        of_its_kind = [family for family in FAMILIES if family.demands.get("family", "decoder") == config.family]
+        nearest = min((family.model_type for family in of_its_kind), key=lambda name: len(faults[name]))
         raise ConfigError([*faults[nearest], Fault("--family", AUTO, "a model that one of them can hold", f"the nearest is {nearest}")])
     for family in FAMILIES:
         if asked in (family.model_type, family.architecture):

@@ -239,13 +239,21 @@ def _read(key: Key, tree: Mapping[str, Any], where: str) -> tuple[Any, Fault | N
     return first, None
 
 
-def differences(family: Family, ours: ModelConfig, theirs: ModelConfig, *, where: str) -> list[Fault]:
-    """Every key of the run's model section with which weights made for `theirs` would compute something else."""
+def changed(family: Family, ours: ModelConfig, theirs: ModelConfig) -> dict[str, tuple[Any, Any]]:
+    """{key: (theirs, ours)} for every dotted key with which weights made for `theirs` would compute something else in `ours`."""
     one, other = values_of(ours), values_of(theirs)
-    return [
-        Fault(f"model.{name}", one.get(name), f"{other.get(name)!r} as in {where}", f"set model.{name}={_yaml(other.get(name))}")
+    return {
+        name: (other.get(name), one.get(name))
         for name in dict.fromkeys([*one, *other])
         if not names(name, family.without_effect) and not _same(one.get(name), other.get(name))
+    }
+
+
+def differences(family: Family, ours: ModelConfig, theirs: ModelConfig, *, where: str) -> list[Fault]:
+    """A fault for each of these keys."""
+    return [
+        Fault(f"model.{name}", after, f"{before!r} as in {where}", f"set model.{name}={_yaml(before)}")
+        for name, (before, after) in changed(family, ours, theirs).items()
     ]
 
 
