@@ -268,6 +268,14 @@ def with_vocabulary(config: RunConfig, *, tokenizer_size: int) -> RunConfig:
     return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": tokenizer_size})})
 
 
+def vocabulary_notice(config: RunConfig, *, tokenizer_size: int) -> str:
+    """What a user should know of ids that no token of the data has; empty where there are none."""
+    size = config.model.vocabulary
+    if size <= tokenizer_size:
+        return ""
+    return f"model.vocab_size is {size:,}, the data's tokenizer has {tokenizer_size:,}: {size - tokenizer_size:,} ids are no token (auto leaves them out)"
+
+
 def _read_json(path: str) -> dict[str, Any]:
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))

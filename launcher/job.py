@@ -14,7 +14,7 @@ import torch.distributed as dist
 from data_pipeline.errors import StopRequested
 from data_pipeline.loader import Dataset, Phase
 from launcher.checkpointing import Saver, Start, choose_start, restore, saved_config
-from launcher.config import RunConfig
+from launcher.config import RunConfig, vocabulary_notice
 from launcher.console import show
 from launcher.datasets import AnyRows, open_rows
 from launcher.devices import peak_flops
@@ -254,6 +254,8 @@ class Job:
         )
         for line in mixture_lines(mixture):
             recorder.say(line)
+        if notice := vocabulary_notice(config, tokenizer_size=first.vocab_size):
+            recorder.say(notice)
         recorder.say(describe_attention(config.model, config.training, document_mask=config.data.document_mask, device=self.device))
         if moved:
             recorder.say(f"{moved} lines of metrics after step {start.step} were moved to {folder.events.name}: those steps are done again")

@@ -12,7 +12,7 @@ from typing import Any
 from data_pipeline.errors import ConfigError, DataError, Fault
 from data_pipeline.loader import Dataset
 from launcher.commands.train import num_gpus
-from launcher.config import RunConfig, load_config, parse_arguments, with_vocabulary
+from launcher.config import RunConfig, load_config, parse_arguments, vocabulary_notice, with_vocabulary
 from launcher.console import duration
 from launcher.datasets import open_datasets
 from launcher.metrics import JsonLines, Metrics
@@ -70,6 +70,8 @@ def plan_config(
     else:
         print(describe(config, plan, limit))
         print(describe_time(plan, speed, speed_source))
+        if notice := known_notice(config):
+            print(notice)
         for source in mixture:
             print(f"data: {source['path']}: {100 * source['share']:.2f} % of the samples, about {source['epochs']:.2f} epochs")
     if limit is not None:
@@ -97,6 +99,14 @@ def known_vocabulary(config: RunConfig) -> RunConfig:
             return config
         fix = f"build the data first, or add model.vocab_size=NUMBER ({str(error).splitlines()[0]})"
         raise ConfigError([Fault("model.vocab_size", "auto", f"a dataset in {path} that says it", fix)]) from None
+
+
+def known_notice(config: RunConfig) -> str:
+    """Of a vocabulary beside that of the dataset, where that is there."""
+    try:
+        return vocabulary_notice(config, tokenizer_size=Dataset.open(config.data.mixture[0].path, cache=config.data.cache).vocab_size)
+    except DataError:
+        return ""
 
 
 def memory_here(device_type: str, ranks: int | None) -> Limit | None:

@@ -12,7 +12,7 @@ from typing import Any
 from data_pipeline.errors import ConfigError, Fault, RunInUseError
 from data_pipeline.loader import Dataset
 from data_pipeline.storage import is_url
-from launcher.config import RunConfig, load_config, with_vocabulary, world_faults
+from launcher.config import RunConfig, load_config, vocabulary_notice, with_vocabulary, world_faults
 from launcher.datasets import open_datasets
 from launcher.huggingface import huggingface_folder, require_fitting_weights
 from launcher.mixture import cap_faults
@@ -51,7 +51,8 @@ def check(path: Path, overrides: list[str], cluster: ClusterConfig) -> Checked:
         raise ConfigError(faults)
     require_fitting_weights(sized, datasets)
     _require_same_meaning(sized, datasets[0], folder)
-    notes = [*_node_notes(config, cluster), *_memory_notes(config)]
+    notice = vocabulary_notice(sized, tokenizer_size=datasets[0].vocab_size)
+    notes = [*_node_notes(config, cluster), *_memory_notes(config), *([notice] if notice else [])]
     return Checked(config, world, notes, _finished(config, status))
 
 

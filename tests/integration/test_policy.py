@@ -155,8 +155,9 @@ def test_init_from_takes_weights_alone(trained: Workspace, other_dataset: Path) 
     code, output = trained.run(*start, "model.rope.theta=5e5")
     assert code == 0 and "the weights were trained with model.rope.theta 10000.0" in output
     assert [(event["key"], event["old"], event["new"]) for event in trained.events("c", "changed")] == [("model.rope.theta", 1e4, 5e5)]
-    code, output = trained.run(*PLAIN, "run.name=d", f"checkpoint.init_from={trained.path('a')}", "model.num_hidden_layers=3")
-    assert code == 4 and "layers.2" in output
+    source = f"checkpoint.init_from={trained.path('a')}"
+    code, output = trained.run(*PLAIN, "run.name=d", source, "model.num_hidden_layers=3", "model.vocab_size=300")
+    assert code == 4 and "layers.2" in output and "model.vocab_size is 300, the data's tokenizer has 257" in output
 
 
 def test_one_job_a_run_folder(workspace: Workspace) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from data_pipeline.errors import ConfigError
-from launcher.config import RunConfig, load_config, parse_arguments, with_vocabulary
+from launcher.config import RunConfig, load_config, parse_arguments, vocabulary_notice, with_vocabulary
 from tests.paths import ROOT
 
 
@@ -115,6 +115,8 @@ def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(config_file: Path) -
     config = load_config(config_file, ["model.vocab_size=100"])
     with pytest.raises(ConfigError, match="at least the tokenizer's 300"):
         with_vocabulary(config, tokenizer_size=300)
+    assert vocabulary_notice(config, tokenizer_size=100) == ""
+    assert vocabulary_notice(config, tokenizer_size=90).startswith("model.vocab_size is 100, the data's tokenizer has 90: 10 ids")
 
 
 def test_a_saved_config_started_from_elsewhere_is_refused(config_file: Path, tmp_path: Path) -> None:

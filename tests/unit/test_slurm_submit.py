@@ -190,8 +190,9 @@ def test_room_is_asked_for_every_checkpoint_that_stays(folder: Path, monkeypatch
 
 
 def test_sizes_of_a_range_that_do_not_fit_are_said(folder: Path) -> None:
-    notes = check(folder / "run.yaml", [], ClusterConfig(nodes="2-4")).notes
+    notes = check(folder / "run.yaml", ["model.vocab_size=300"], ClusterConfig(nodes="2-4")).notes
     assert any(note.startswith("with 3 nodes the run can't start") for note in notes)
+    assert any(note.startswith("model.vocab_size is 300, the data's tokenizer has 257") for note in notes)
 
 
 def test_a_requeued_job_finds_what_it_started_with(folder: Path) -> None:
