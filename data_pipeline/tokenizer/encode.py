@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,9 @@ from data_pipeline.errors import DataError
 from data_pipeline.shards import token_dtype
 from data_pipeline.tokenizer.byte_level import byte_alphabet
 from data_pipeline.tokenizer.pieces import pieces
+
+_ENOUGH = 8  # ids: no decoder looks further back for what is to be a space
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 class Encoder:
@@ -66,10 +70,29 @@ class Encoder:
         ids = iter([np.array(piece.ids, dtype=self._dtype) for piece in encoded])
         return [next(ids) if len(parts) == 1 else np.concatenate([next(ids) for _ in parts]) for parts in cut]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, special tokens spelled out; bytes that are no UTF-8 become U+FFFD."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
-        return text
+    def decode(self, ids: Iterable[int], *, after: Sequence[int] = ()) -> str:
+        """The text of ids, special tokens spelled out; bytes that are no UTF-8 become U+FFFD. What ids go on from, `after`, matters to
+        tokenizers that take the space off the first token of a text."""
+        before = self._last_words(after)
+        text: str = self._tokenizer.decode([*before, *ids], skip_special_tokens=False)
+        return text[len(self.decode(before)) :] if before else text
+
+    def texts(self, ids: Sequence[int], *, after: Sequence[int] = ()) -> list[str]:
+        """Of each id alone, as it stands behind those before it."""
+        before = [int(id) for id in after][-_ENOUGH:]
+        found = []
+        for id in ids:
+            found.append(self.decode([id], after=before))
+            before = [*before, id][-_ENOUGH:]
+        return found
+
+    def _last_words(self, ids: Sequence[int]) -> list[int]:
+        """So many of the last of ids that what follows is decoded as it is behind all of them. Single bytes are left out: they would
+        become one character with bytes that follow."""
+        if not len(ids) or self._bytes_of_id is not None:
+            return []
+        last = [int(id) for id in ids[-_ENOUGH:]]
+        return [id for id in last if not _BYTE.fullmatch(self._tokenizer.id_to_token(id) or "")] or self.encode("a").tolist()
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes of ids, exactly where the tokenizer is byte-level."""
@@ -94,21 +117,21 @@ class Encoder:
             table[number] = token.encode() if plain else bytes(byte_of[character] for character in token)
         return table
 
-    def stream(self) -> TextStream:
-        """Decodes ids that come one at a time."""
-        return TextStream(self)
+    def stream(self, *, after: Sequence[int] = ()) -> TextStream:
+        """Decodes ids that come one at a time, behind those that they go on from."""
+        return TextStream(self, after)
 
 
 class TextStream:
     """`feed` gives the text that an id completes, perhaps none; `finish` what is left. Together they are the full decode:
     a character whose bytes lie in several tokens comes out whole, bytes that are no UTF-8 as U+FFFD."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, after: Sequence[int] = ()) -> None:
         self._encoder = encoder
         self._table = encoder._bytes_of_id
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._ids: list[int] = []
-        self._shown = ""
+        self._ids = encoder._last_words(after)
+        self._shown = encoder.decode(self._ids)
 
     def feed(self, id: int) -> str:
         if self._table is not None:

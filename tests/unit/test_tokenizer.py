@@ -279,6 +279,33 @@ def test_a_pretrained_tokenizer_of_another_kind(tmp_path: Path) -> None:
     assert "".join(stream.feed(id) for id in ids_) + stream.finish() == " a漢é"
 
 
+STRIPPED = {"type": "Strip", "content": " ", "start": 1, "stop": 0}  # as Llama 2 has it
+METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}  # as T5 has it
+
+
+@pytest.mark.parametrize("kind", ["strip", "metaspace"])
+def test_what_follows_a_text_keeps_its_space(kind: str) -> None:
+    """Tokenizers that take the space off a text's first token: behind a text it stays, in whole answers, streams and single tokens."""
+    tree = json.loads(sentencepiece_like())
+    decoders = tree["decoder"]["decoders"]
+    if kind == "strip":
+        decoders.append(STRIPPED)
+    else:
+        tree["decoder"] = {"type": "Sequence", "decoders": [METASPACE, *decoders[1:]]}
+    encoder, (space, a, word, unlike) = Encoder(json.dumps(tree), can_cut=False), range(259, 263)
+    kanji = [3 + byte for byte in "漢".encode()]
+    assert (encoder.decode([word, a]), encoder.decode([word, a], after=[word])) == ("aa", " aa")
+    assert (encoder.texts([word, word, space, a]), encoder.texts([word, space], after=[a])) == (["a", " a", " ", "a"], [" a", " "])
+    draw = random.Random(0)
+    for _ in range(60):
+        before, ids = ([token for _ in range(draw.randint(1, 11)) for token in draw.choice([[space], [a], [word], kanji])] for _ in "12")
+        want = encoder.decode([*before, *ids])[len(encoder.decode(before)) :]
+        stream = encoder.stream(after=before)
+        assert want == encoder.decode(ids, after=before) == "".join(map(stream.feed, ids)) + stream.finish()
+    assert encoder.stream(after=kanji).feed(unlike) == "é" and encoder.texts(kanji[:1], after=kanji) == ["\ufffd"]
+    assert encoder.decode([word], after=kanji) == " a"  # though of bytes alone nothing was kept
+
+
 def test_a_begin_that_is_the_end_counts_as_none() -> None:
     """GPT-2 names the same token for both; a document's end then stands before the next."""
     facts = facts_of(trained("gpt2"), type="pretrained", eod_token=EOD_TOKEN, bos_token=EOD_TOKEN)
