@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from data_pipeline.errors import ConfigError, Fault
+from megatron_lite.inference.given import stops_of
 
 
 class StopStrings:
     """`feed` takes text as it comes and gives what may be shown; the rest is held back while it may still become a stop string.
 
     The end is where the first of them is complete, whatever pieces the text comes in; of several that are complete there, the
-    longest counts. What stood before it has been shown, nothing of it ever is. Raises ConfigError for an empty string.
+    longest counts. What stood before it has been shown, nothing of it ever is. A string is one of them; raises ConfigError for an empty one.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        if "" in stops:
-            raise ConfigError([Fault("stop", "", "a string that is not empty")])
-        self._stops = tuple(dict.fromkeys(stops))
+    def __init__(self, stops: Sequence[str] | str) -> None:
+        self._stops = tuple(dict.fromkeys(stops_of(stops)))
         self._held = ""
         self.stopped = False
 

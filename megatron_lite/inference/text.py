@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from data_pipeline.errors import Fault
 from megatron_lite.inference.beam import BeamOptions, Finish
 from megatron_lite.inference.generate import Generation, generate_beams, start_sampling
+from megatron_lite.inference.given import count_faults, refuse, stops_of, text_faults, texts_of
 from megatron_lite.inference.sampling import SamplingOptions
 from megatron_lite.inference.score import score
 from megatron_lite.inference.stops import StopStrings
@@ -31,9 +33,15 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, /) -> Any: ...
 
-    def decode(self, ids: Sequence[int], /) -> str: ...
+    def decode(self, ids: Sequence[int], /, *, after: Sequence[int] = ()) -> str:
+        """The text of ids that go on from those of `after`."""
+        ...
 
-    def stream(self) -> TextStream:
+    def texts(self, ids: Sequence[int], /, *, after: Sequence[int] = ()) -> list[str]:
+        """Of each id alone."""
+        ...
+
+    def stream(self, *, after: Sequence[int] = ()) -> TextStream:
         """Decodes ids that come one at a time, into whole characters."""
         ...
 
@@ -55,7 +63,7 @@ class Answer:
 @dataclass(frozen=True)
 class TokenLogprob:
     token: int
-    text: str  # what the id alone decodes to
+    text: str  # what the id alone decodes to, behind what stood before it
     logprob: float | None  # in nats, given all before it; None: nothing stood before it
 
 
@@ -69,17 +77,20 @@ class LanguageModel:
     stop_ids: tuple[int, ...]
     step: int | None = None  # updates that made it
 
-    def generate(self, prompt: str = "", *, max_new_tokens: int = 100, stop: Sequence[str] = (), **sampling: Any) -> str:
+    def generate(self, prompt: str = "", *, max_new_tokens: int = 100, stop: Sequence[str] | str = (), **sampling: Any) -> str:
         """The text that follows a prompt; `sampling` are SamplingOptions' (temperature, top_k, top_p, min_p, penalties, seed)."""
         return self.answers([prompt], max_new_tokens=max_new_tokens, stop=stop, sampling=SamplingOptions(**sampling))[0][0].text
 
-    def stream(self, prompt: str = "", *, max_new_tokens: int = 100, stop: Sequence[str] = (), **sampling: Any) -> Iterator[str]:
+    def stream(self, prompt: str = "", *, max_new_tokens: int = 100, stop: Sequence[str] | str = (), **sampling: Any) -> Iterator[str]:
         """The same text in pieces of whole characters, as they come."""
-        pieces: list[str] = []
-        row = _Row(self.tokenizer.stream(), stop, pieces.append)
+        refuse(text_faults({"prompt": prompt}) + count_faults("max_new_tokens", max_new_tokens, least=0))
+        ids, pieces = self._prompt(prompt), list[str]()
+        row = _Row(self.tokenizer.stream(after=self._before(ids)), stop, pieces.append)
+        if self._has_no_answer(prompt):
+            return
         steps = start_sampling(
             self.model,
-            [self._prompt(prompt)],
+            [ids],
             max_new_tokens=max_new_tokens,
             sampling=SamplingOptions(**sampling),
             begin_id=self.begin_id,
@@ -95,62 +106,67 @@ class LanguageModel:
 
     def answers(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[str] | str,
         *,
         max_new_tokens: int = 100,
         sampling: SamplingOptions | None = None,
-        stop: Sequence[str] = (),
+        stop: Sequence[str] | str = (),
         n: int = 1,
         logprobs: bool = False,
         on_text: Callable[[int, str], None] | None = None,
     ) -> list[list[Answer]]:
         """n samples of each prompt. Sample j of prompt i has the seed of `sampling` + i * n + j, and is the same whatever else is
-        asked for. `on_text(i * n + j, piece)` hears whole characters as they come. Collective over tp."""
-        options = sampling or SamplingOptions()
-        count = len(prompts) * n
-        rows = [_Row(self.tokenizer.stream(), stop, _told(on_text, number)) for number in range(count)]
+        asked for. `on_text(i * n + j, piece)` hears whole characters as they come. A string is one prompt; a blank source has empty
+        answers, of which the model knows nothing. Collective over tp."""
+        prompts, options = texts_of(prompts, "prompt"), sampling or SamplingOptions()
+        refuse(count_faults("n", n, least=1) + count_faults("max_new_tokens", max_new_tokens, least=0))
+        count, ids = len(prompts) * n, [self._prompt(prompt) for prompt in prompts]
+        rows = [_Row(self.tokenizer.stream(after=self._before(ids[number // n])), stop, _told(on_text, number)) for number in range(count)]
+        asked = [number for number in range(count) if not self._has_no_answer(prompts[number // n])]
         made = start_sampling(
             self.model,
-            [ids for prompt in prompts for ids in [self._prompt(prompt)] * n],
+            [ids[number // n] for number in asked],
             max_new_tokens=max_new_tokens,
-            sampling=[replace(options, seed=options.seed + number) for number in range(count)],
+            sampling=[replace(options, seed=options.seed + number) for number in asked],
             begin_id=self.begin_id,
             stop_ids=self.stop_ids,
-            on_token=lambda number, token: rows[number].hear(token),
+            on_token=lambda place, token: rows[asked[place]].hear(token),
             logprobs=logprobs,
             num_ids=self.tokenizer.num_ids,
         ).finish()
         for row in rows:
             row.finish()
-        found = [
-            self._answer(prompts[number // n], rows[number].text, each, options.seed + number, logprobs) for number, each in enumerate(made)
-        ]
+        found = [Answer(prompts[number // n], "", [], "stop", seed=options.seed + number) for number in range(count)]
+        for number, each in zip(asked, made):
+            found[number] = self._answer(prompts[number // n], rows[number].text, each, options.seed + number, logprobs)
         return [found[first : first + n] for first in range(0, count, n)]
 
     def best(
-        self, prompts: Sequence[str], *, max_new_tokens: int = 100, beams: BeamOptions | None = None, stop: Sequence[str] = ()
+        self, prompts: Sequence[str] | str, *, max_new_tokens: int = 100, beams: BeamOptions | None = None, stop: Sequence[str] | str = ()
     ) -> list[list[Answer]]:
         """The n best answers to each prompt by beam search, best first, each cut at the first stop string: beams end at stop
-        tokens only."""
-        ids = [self._prompt(prompt) for prompt in prompts]
+        tokens only. A string is one prompt; a blank source has n empty answers."""
+        prompts, stop, beams = texts_of(prompts, "prompt"), stops_of(stop), beams or BeamOptions()
+        refuse(count_faults("max_new_tokens", max_new_tokens, least=0))
+        asked = {number: self._prompt(prompt) for number, prompt in enumerate(prompts) if not self._has_no_answer(prompt)}
         found = generate_beams(
             self.model,
-            ids,
+            list(asked.values()),
             max_new_tokens=max_new_tokens,
             beams=beams,
             begin_id=self.begin_id,
             stop_ids=self.stop_ids,
             num_ids=self.tokenizer.num_ids,
         )
-        answers: list[list[Answer]] = []
-        for prompt, hypotheses in zip(prompts, found):
-            answers.append([])
+        answers = [[] if number in asked else [Answer(prompt, "", [], "stop")] * beams.n_best for number, prompt in enumerate(prompts)]
+        for number, hypotheses in zip(asked, found):
+            prompt, before = prompts[number], self._before(asked[number])
             for each in hypotheses:
                 cut = StopStrings(stop)
-                text = cut.feed(self.tokenizer.decode(each.tokens))
+                text = cut.feed(self.tokenizer.decode(each.tokens, after=before))
                 text += cut.finish()
                 finish: Finish = "stop" if cut.stopped else each.finish
-                answers[-1].append(Answer(prompt, text, each.tokens, finish, score=each.score, logprob=each.logprob))
+                answers[number].append(Answer(prompt, text, each.tokens, finish, score=each.score, logprob=each.logprob))
         return answers
 
     def logprobs(self, text: str, *, prompt: str = "") -> list[TokenLogprob]:
@@ -158,15 +174,23 @@ class LanguageModel:
         text ends with its stop token, as its answers do."""
         return self.scores([text], prompts=[prompt])[0]
 
-    def scores(self, texts: Sequence[str], *, prompts: Sequence[str] | None = None) -> list[list[TokenLogprob]]:
-        """Likewise of several texts at once. Collective over tp."""
-        given = [self._prompt(prompt) for prompt in prompts or [""] * len(texts)]
+    def scores(self, texts: Sequence[str] | str, *, prompts: Sequence[str] | str | None = None) -> list[list[TokenLogprob]]:
+        """Likewise of several texts at once, with a prompt each. Collective over tp."""
+        texts = texts_of(texts, "text")
+        prompts = [""] * len(texts) if prompts is None else texts_of(prompts, "prompt")
+        if len(prompts) != len(texts):
+            refuse([Fault("prompts", f"{len(prompts)} prompts", f"one for each of the {len(texts)} texts")])
+        given = [self._prompt(prompt) for prompt in prompts]
         ids = [self._ids(text) + self._end for text in texts]
         known = score(self.model, given, ids, begin_id=self.begin_id)
         return [
-            [TokenLogprob(token, self.tokenizer.decode([token]), logprob) for token, logprob in zip(tokens, logprobs)]
-            for tokens, logprobs in zip(ids, known)
+            [TokenLogprob(*each) for each in zip(tokens, self.tokenizer.texts(tokens, after=self._before(before)), logprobs)]
+            for before, tokens, logprobs in zip(given, ids, known)
         ]
+
+    def token_texts(self, answer: Answer) -> list[str]:
+        """What each of its tokens alone decodes to, behind what stood before it."""
+        return self.tokenizer.texts(answer.tokens, after=self._before(self._prompt(answer.prompt)))
 
     @property
     def translates(self) -> bool:
@@ -177,6 +201,13 @@ class LanguageModel:
     def _end(self) -> list[int]:
         """What ends a source, and a target, in training."""
         return [self.stop_ids[0]] if self.translates and self.stop_ids else []
+
+    def _has_no_answer(self, prompt: str) -> bool:
+        return self.translates and not prompt.strip()
+
+    def _before(self, prompt: list[int]) -> list[int]:
+        """The ids that an answer's text goes on from."""
+        return [] if self.translates else prompt
 
     def _prompt(self, text: str) -> list[int]:
         return self._ids(text) + self._end
@@ -192,7 +223,7 @@ class LanguageModel:
 class _Row:
     """One answer's text as its tokens come."""
 
-    def __init__(self, stream: TextStream, stops: Sequence[str], tell: Callable[[str], None] | None) -> None:
+    def __init__(self, stream: TextStream, stops: Sequence[str] | str, tell: Callable[[str], None] | None) -> None:
         self._stream, self._stops, self._tell = stream, StopStrings(stops), tell
         self.text = ""
 

@@ -208,10 +208,13 @@ class _Letters:
     def encode(self, text: str) -> list[int]:
         return [ord(letter) - 48 for letter in text]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], *, after: Sequence[int] = ()) -> str:
         return "".join(chr(48 + token) for token in ids)
 
-    def stream(self) -> Any:
+    def texts(self, ids: Sequence[int], *, after: Sequence[int] = ()) -> list[str]:
+        return [self.decode([token]) for token in ids]
+
+    def stream(self, *, after: Sequence[int] = ()) -> Any:
         return SimpleNamespace(feed=lambda token: self.decode([token]), finish=lambda: "")
 
 

@@ -1,0 +1,50 @@
+"""What a caller gave as texts and counts, checked before a model sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from data_pipeline.errors import ConfigError, Fault
+
+_AS_TEXT = "text that UTF-8 can spell"
+_FIX = "decode its bytes by the encoding that they have"
+
+
+def is_text(value: object) -> bool:
+    """A string that UTF-8 can spell: Python's may have half of a surrogate pair, which is also what it makes of bytes that are no UTF-8."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def text_faults(texts: Mapping[str, object]) -> list[Fault]:
+    """Of those that are no text, by name."""
+    return [Fault(name, value, _AS_TEXT, _FIX if isinstance(value, str) else "") for name, value in texts.items() if not is_text(value)]
+
+
+def count_faults(name: str, value: object, *, least: int) -> list[Fault]:
+    good = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return [] if good else [Fault(name, value, f"a count from {least}")]
+
+
+def texts_of(given: Sequence[str] | str, name: str) -> list[str]:
+    """Several texts; a string is one. Raises ConfigError naming each that is no text."""
+    if not isinstance(given, str | Sequence):
+        raise ConfigError([Fault(f"{name}s", given, "a text, or a list of them")])
+    texts = [given] if isinstance(given, str) else list(given)
+    refuse(text_faults({f"{name} {row}": text for row, text in enumerate(texts)}))
+    return texts
+
+
+def stops_of(given: Sequence[str] | str) -> list[str]:
+    """Stop strings; a string is one. Raises ConfigError for what is none."""
+    if not isinstance(given, str | Sequence):
+        raise ConfigError([Fault("stop", given, "a string, or a list of them")])
+    stops = [given] if isinstance(given, str) else list(given)
+    empty = [Fault("stop", "", "a string that is not empty")] if "" in stops else []
+    refuse(empty + [fault for stop in stops for fault in text_faults({"stop": stop})])
+    return stops
+
+
+def refuse(faults: Sequence[Fault]) -> None:
+    """Raises ConfigError where there are any."""
+    if faults:
+        raise ConfigError(faults)
