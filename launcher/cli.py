@@ -10,6 +10,7 @@ import typer
 
 from data_pipeline.errors import MegatronLiteError
 from launcher.commands import data, text
+from launcher.console import escape_unprintable
 
 app = typer.Typer(
     help="From raw text to a pretrained language model: data, training, evaluation, text.",
@@ -166,6 +167,7 @@ def doctor() -> None:
 
 def main() -> None:
     """Run the command line; errors meant for the user are shown without a traceback and end with their own code."""
+    escape_unprintable()
     try:
         app()
     except MegatronLiteError as error:

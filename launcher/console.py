@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import logging
 import os
 import sys
+from io import TextIOWrapper
 
 
 def show(text: str, *, error: bool = False) -> None:
@@ -15,6 +18,20 @@ def show(text: str, *, error: bool = False) -> None:
     except OSError:
         logging.info("nobody reads the output any more; from here on it is only in this log: %s", text)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2 if error else 1)
+
+
+def escape_unprintable() -> None:
+    """From here on what standard output's encoding can't spell is printed as JSON's \\uXXXX, within JSON the same text still: no
+    answer dies of a character."""
+    codecs.register_error("megatron_lite_escape", _escaped)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="megatron_lite_escape")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def duration(seconds: float) -> str:

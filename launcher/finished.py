@@ -41,8 +41,9 @@ class FinishedRun:
     device: torch.device
 
 
-def open_run(path: Path, overrides: Sequence[str] = ()) -> FinishedRun:
-    """Load the newest checkpoint of a run folder, or the checkpoint at `path`. One process, or tp of them under a launcher.
+def open_run(path: Path, overrides: Sequence[str] = (), *, command: str) -> FinishedRun:
+    """Load the newest checkpoint of a run folder, or the checkpoint at `path`. One process, or tp of them under a launcher, whose
+    call is part of what is said where there are too few.
 
     Where overrides make it another model that the weights fit all the same, the first rank says so on stderr. Raises ConfigError for
     what is no run and for heads cut otherwise, CheckpointError where there is no usable checkpoint or none of these shapes.
@@ -50,7 +51,8 @@ def open_run(path: Path, overrides: Sequence[str] = ()) -> FinishedRun:
     environment = read_environment(os.environ)
     run = run_of(path)
     config = read_config(run, ["parallel.tp=1", "parallel.sequence_parallel=false", *overrides])
-    faults = layout_faults(config.model, config.parallel, config.training, world_size=environment.world_size)
+    start = f"torchrun --nproc-per-node {config.parallel.tp} -m launcher.cli {command} {path}"
+    faults = layout_faults(config.model, config.parallel, config.training, world_size=environment.world_size, start=start)
     if faults := [fault for fault in faults if fault.field.startswith("parallel.tp")]:
         raise ConfigError(faults)
     device = start_device(environment)

@@ -4,31 +4,50 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import ConfigError, DataError, Fault
+from megatron_lite.inference.given import is_text
 
 Record = Mapping[str, Any]
+BYTE_ORDER_MARK = "\ufeff"  # what some editors put before a text, and is none of it
 
 
-def read_texts(file: Path, *, field: str) -> list[Record]:
-    """One text a line, blank ones too; of `.jsonl`, or where the first line is an object, objects with `field`, whose other keys
-    come out again beside the answer, and blank lines are nothing. `-` is standard input. Raises DataError naming the line."""
+def read_texts(file: Path, *, field: str, keep_blank: bool) -> list[Record]:
+    """One text a line, blank ones too where they are kept; of `.jsonl`, or where the first line is an object, all objects with
+    `field`, whose other keys come out again beside the answer. `-` is standard input. Raises DataError naming the line."""
+    is_standard = str(file) == "-"
+    name, encoding = ("standard input", sys.stdin.encoding) if is_standard else (str(file), "utf-8")
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} can't be read: {error}") from None
-    lines = text.removesuffix("\n").split("\n") if text else []
-    if file.suffix != ".jsonl" and not (str(file) == "-" and text.lstrip().startswith("{")):
-        return [{field: line.removesuffix("\r")} for line in lines]
-    return [_record(line, field, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+        text = _standard_input().read() if is_standard else file.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise DataError(f"{name} can't be read: {error}") from None
+    text = text.removeprefix(BYTE_ORDER_MARK)
+    lines = list(enumerate(text.removesuffix("\n").split("\n") if text else [], 1))
+    for number, line in lines:
+        if not is_text(line):
+            raise DataError(f"{name}, line {number}: no text in {encoding} ({line!r})")
+    if file.suffix != ".jsonl" and not (is_standard and text.lstrip().startswith("{")):
+        return [{field: line.removesuffix("\r")} for _, line in lines if keep_blank or line.strip()]
+    return [_record(line, field, f"{name}, line {number}") for number, line in lines if line.strip()]
 
 
-def not_blank(records: Sequence[Record], field: str) -> list[Record]:
-    """Those whose text has something in it: a blank line of a file is no prompt, and nothing to score."""
-    return [record for record in records if record[field].strip()]
+def typed_lines() -> Iterator[str]:
+    """Lines of standard input as they come, without their ends; bytes that are no UTF-8 are what is no text."""
+    stream, first = _standard_input(), True
+    while line := stream.readline():
+        yield line.removeprefix(BYTE_ORDER_MARK if first else "").removesuffix("\n")
+        first = False
+
+
+def _standard_input() -> Any:
+    """With bytes that don't belong to its encoding as surrogates, by which their line is found."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    return sys.stdin
 
 
 def _record(line: str, field: str, where: str) -> Record:
@@ -36,16 +55,11 @@ def _record(line: str, field: str, where: str) -> Record:
         record = json.loads(line)
     except ValueError as error:
         raise DataError(f"{where}: no JSON ({error})") from None
-    if not isinstance(record, dict) or not _is_text(record.get(field)):
+    if not isinstance(record, dict) or not is_text(record.get(field)):
         raise DataError(f'{where}: not an object with a text under "{field}"')
-    if not _is_text(record.get("prompt", "")):
+    if not is_text(record.get("prompt", "")):
         raise DataError(f'{where}: what is under "prompt" is no text')
     return record
-
-
-def _is_text(value: object) -> bool:
-    """A string that UTF-8 can spell: JSON may have half of a surrogate pair."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def require_one_source(given: Mapping[str, bool]) -> None:

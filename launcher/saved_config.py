@@ -17,7 +17,10 @@ def run_of(path: Path) -> Path:
     """The run folder that `path` is, or that it is a checkpoint of. Raises ConfigError where it is neither."""
     run = path.parent.parent if (path / "manifest.json").is_file() else path
     if not (run / "config.yaml").is_file():
-        raise ConfigError([Fault("RUN", str(path), "a run folder, with a config.yaml in it", "it is printed when a run starts: runs/NAME")])
+        fix = "it is printed when a run starts: runs/NAME"
+        if (path / "config.json").is_file():
+            fix = "a Hugging Face folder is opened in Python: megatron_lite.load(DIR).generate(PROMPT), or .logprobs(TEXT)"
+        raise ConfigError([Fault("RUN", str(path), "a run folder, with a config.yaml in it", fix)])
     return run
 
 

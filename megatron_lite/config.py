@@ -157,7 +157,9 @@ class CheckpointConfig(Section):
 # ------------------------------------------------------------------------------------------------------- across sections
 
 
-def layout_faults(model: ModelConfig, parallel: ParallelConfig, training: TrainingConfig, *, world_size: int) -> list[Fault]:
+def layout_faults(
+    model: ModelConfig, parallel: ParallelConfig, training: TrainingConfig, *, world_size: int, start: str | None = None
+) -> list[Fault]:
     """What of the layout can't be: every fault, each with the nearest sizes that can."""
     faults: list[Fault] = []
     heads, kv, tp = model.num_attention_heads, model.kv_heads, parallel.tp
@@ -238,7 +240,7 @@ def layout_faults(model: ModelConfig, parallel: ParallelConfig, training: Traini
                 "parallel.tp",
                 tp,
                 f"a divisor of the world ({world_size} processes)",
-                f"start {tp} processes: deepspeed --num_gpus {tp} launcher/train.py ..., or use tp {' or '.join(map(str, divisors))}",
+                f"start {tp} processes: {start or f'deepspeed --num_gpus {tp} launcher/train.py'} ..., or use tp {' or '.join(map(str, divisors))}",
             )
         )
     else:

@@ -18,7 +18,7 @@ from launcher.micro_batch import resolve_micro_batch
 
 def evaluate_run(path: Path, overrides: Sequence[str]) -> None:
     """Print the score of the newest checkpoint on the held-out rows of its own data, or of data.path=DIR."""
-    run = open_run(path, overrides)
+    run = open_run(path, overrides, command="eval")
     rows = heldout_rows(run)
     config, groups = run.config, run.groups
     with torch.no_grad():

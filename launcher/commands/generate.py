@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.errors import ConfigError
 from launcher.finished import open_run, with_tokenizer
 from launcher.metrics import to_line
-from launcher.prompts import Record, in_batches, not_blank, read_texts
+from launcher.prompts import Record, in_batches, read_texts, typed_lines
 from megatron_lite.checkpoint.agree import broadcast_json
 from megatron_lite.inference.beam import BeamOptions
+from megatron_lite.inference.given import is_text
 from megatron_lite.inference.sampling import SamplingOptions
 from megatron_lite.inference.text import Answer, LanguageModel
 from megatron_lite.parallel.groups import ProcessGroups
@@ -39,27 +41,28 @@ def generate_text(
     sampling: Mapping[str, Any] | None,
     beams: Mapping[str, Any] | None = None,
     interactive: bool = False,
-    of_file: bool = False,
 ) -> None:
     """Print each record's prompt and what follows it, sampled, or searched for where `sampling` is None. Without records they come from
-    standard input. One prompt's only sample appears as it is made. Blank lines of a file are no prompts, but sources whose translations
-    are blank lines, so that line n stays line n."""
+    standard input. One prompt's only sample appears as it is made. Blank lines of a plain file are no prompts, but sources whose
+    translations are blank lines, so that line n stays line n."""
     options = SamplingOptions(**sampling) if sampling is not None else None
     search = BeamOptions(**(beams or {})) if options is None else None
-    run = open_run(path, overrides)
+    run = open_run(path, overrides, command="generate")
     model = with_tokenizer(run, overrides)
     answers = _Answers(model, asked, options, search, speaks=run.groups.rank == 0, step=run.state.step)
     if interactive:
         for prompt in _typed(run.groups):
-            answers.answer([{"prompt": prompt}])
-            answers.seed_after(asked.samples)
+            try:
+                answers.answer([{"prompt": prompt}])
+            except ConfigError as error:  # on every rank: too long, say
+                _refuse(error, aloud=answers.speaks)
+            else:
+                answers.seed_after(asked.samples)
         return
     if records is None:
-        records = broadcast_json(read_texts(Path("-"), field="prompt") if answers.speaks else None, run.groups.world)
-        of_file = True
+        read = read_texts(Path("-"), field="prompt", keep_blank=model.translates) if answers.speaks else None
+        records = broadcast_json(read, run.groups.world)
     assert records is not None
-    if of_file and not answers.model.translates:
-        records = not_blank(records, "prompt")
     for batch in in_batches(records, max(1, asked.batch_size // asked.samples)):
         answers.answer(batch, alone=len(records) == 1)
         answers.seed_after(len(batch) * asked.samples)
@@ -67,15 +70,28 @@ def generate_text(
 
 def _typed(groups: ProcessGroups) -> Iterator[str]:
     """Prompts that are typed at the first rank, until there are no more."""
+    lines = _asked_for() if groups.rank == 0 else iter(())
+    while (line := broadcast_json(next(lines, None), groups.world)) is not None:
+        yield line
+
+
+def _asked_for() -> Iterator[str]:
+    """Of what is typed, what is text."""
+    lines = typed_lines()
     while True:
-        line = None
-        if groups.rank == 0:
-            _put("> " if sys.stdin.isatty() else "")
-            line = sys.stdin.readline() or None
-        line = broadcast_json(line, groups.world)
+        _put("> " if sys.stdin.isatty() else "")
+        line = next(lines, None)
         if line is None:
             return
-        yield line.removesuffix("\n")
+        if is_text(line):
+            yield line
+        else:
+            _refuse(f"the prompt is no text in {sys.stdin.encoding} ({line!r})", aloud=True)
+
+
+def _refuse(why: object, *, aloud: bool) -> None:
+    if aloud:
+        print(f"mlite: {why}", file=sys.stderr, flush=True)
 
 
 @dataclass
@@ -98,8 +114,7 @@ class _Answers:
         streamed = alone and asked.samples == 1 and not asked.json_lines and self.options is not None and self.speaks
         translates = self.model.translates
         streamed = streamed and not translates  # a translation is shown as one line, once it is whole
-        if streamed:
-            _put(prompts[0])
+        show = _shown_after(prompts[0])
         if self.options is not None:
             found = self.model.answers(
                 prompts,
@@ -108,18 +123,16 @@ class _Answers:
                 stop=asked.stop,
                 n=asked.samples,
                 logprobs=asked.logprobs,
-                on_text=(lambda _, text: _put(text)) if streamed else None,
+                on_text=(lambda _, text: show(text)) if streamed else None,
             )
         else:
             found = self.model.best(prompts, max_new_tokens=asked.max_tokens, beams=self.search, stop=asked.stop)
         if not self.speaks:
             return
         if streamed:
-            _put("\n")
+            show("\n")
         for record, answers in zip(batch, found):
             for number, each in enumerate(answers):
-                if translates and not each.prompt.strip():
-                    each = replace(each, text="", tokens=[], logprobs=[])
                 if asked.json_lines:
                     _put(to_line(self._line(record, each, number)))
                 elif not streamed:
@@ -132,9 +145,19 @@ class _Answers:
             line["sample"] = number
         line |= {key: value for key in ("seed", "score", "logprob") if (value := getattr(answer, key)) is not None}
         if self.asked.logprobs:
-            texts = [self.model.tokenizer.decode([token]) for token in answer.tokens]
-            line["logprobs"] = [[text, logprob] for text, logprob in zip(texts, answer.logprobs)]
+            line["logprobs"] = [[text, logprob] for text, logprob in zip(self.model.token_texts(answer), answer.logprobs)]
         return line
+
+
+def _shown_after(prompt: str) -> Callable[[str], None]:
+    """Prints pieces, before the first of them the prompt: one that is refused is not shown."""
+    before = [prompt]
+
+    def show(piece: str) -> None:
+        _put("".join(before) + piece)
+        before.clear()
+
+    return show
 
 
 def _put(text: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.finished import open_run, with_tokenizer
 from launcher.metrics import perplexity, to_line
-from launcher.prompts import Record, in_batches, not_blank, read_texts
+from launcher.prompts import Record, in_batches, read_texts
 from megatron_lite.checkpoint.agree import broadcast_json
 from megatron_lite.inference.text import TokenLogprob
 
@@ -18,10 +18,11 @@ def score_texts(
     path: Path, overrides: Sequence[str], *, records: Sequence[Record] | None, prompt: str, tokens: bool, batch_size: int
 ) -> None:
     """Print one JSON object a record; without records they come from standard input. A record's own prompt comes before `prompt`."""
-    run = open_run(path, overrides)
+    run = open_run(path, overrides, command="score")
     model = with_tokenizer(run, overrides)
     if records is None:
-        records = broadcast_json(not_blank(read_texts(Path("-"), field="text"), "text") if run.groups.rank == 0 else None, run.groups.world)
+        read = read_texts(Path("-"), field="text", keep_blank=False) if run.groups.rank == 0 else None
+        records = broadcast_json(read, run.groups.world)
     assert records is not None
     for batch in in_batches(records, batch_size):
         found = model.scores([record["text"] for record in batch], prompts=[record.get("prompt", prompt) for record in batch])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import typer
 
 from data_pipeline.errors import ConfigError, Fault
-from launcher.prompts import Record, not_blank, read_texts, require_one_source
+from launcher.prompts import Record, read_texts, require_one_source
+from megatron_lite.inference.given import text_faults
+
+if TYPE_CHECKING:
+    from launcher.config import RunConfig
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or one of its checkpoints.", show_default=False)]
 Overrides = Annotated[Optional[list[str]], typer.Argument(metavar="[a.b=c ...]", show_default=False)]  # noqa: UP045 (typer reads it)
@@ -47,7 +51,7 @@ def generate(
     json_lines: Annotated[bool, typer.Option("--json", help="One JSON object an answer.")] = False,
 ) -> None:
     """Text from the newest checkpoint. Without a prompt, from the beginning of a document."""
-    _require_run(run, overrides)
+    translates = _config_of(run, overrides).model.family == "seq2seq"
     require_one_source({"--prompt": bool(prompt), "--file": file is not None, "--interactive": interactive})
     sampling: dict[str, Any] = {
         "temperature": temperature,
@@ -66,13 +70,20 @@ def generate(
     faults = [Fault(f"--{name.replace('_', '-')}", value, want) for name, value in idle.items() if value != unused.get(name, 0)]
     if logprobs and (not json_lines or beams):
         faults.append(Fault("--logprobs", True, "--json, and no --beams, whose whole log-probability is shown anyway"))
+    if beams and samples > beams:
+        faults.append(Fault("--samples", samples, f"a count from 1 to that of --beams ({beams})"))
+    if translates and not (prompt or file or interactive):
+        faults.append(Fault("--prompt", None, "a source to translate, --file FILE, or --interactive"))
+    faults += _text_faults("--prompt", prompt) + _text_faults("--stop", stop)
+    if "" in (stop or ()):
+        faults.append(Fault("--stop", "", "a string that is not empty"))
     if faults:
         raise ConfigError(faults)
     records: list[Record] | None = [{"prompt": text} for text in prompt or [""]]
     if interactive or str(file) == "-":
         records = None  # the first rank reads it
     elif file is not None:
-        records = read_texts(file, field="prompt")
+        records = read_texts(file, field="prompt", keep_blank=translates)
     from launcher.commands.generate import Asked, generate_text
 
     asked = Asked(max_tokens, samples, tuple(stop or ()), logprobs, batch_size, json_lines)
@@ -80,7 +91,6 @@ def generate(
         run,
         overrides or [],
         records=records,
-        of_file=file is not None,
         interactive=interactive,
         asked=asked,
         sampling=None if beams else sampling,
@@ -101,13 +111,15 @@ def score(
     batch_size: BatchSize = 8,
 ) -> None:
     """Log-probability, perplexity and bits per byte of given texts under the newest checkpoint, one JSON object a text."""
-    _require_run(run, overrides)
+    _config_of(run, overrides)
     require_one_source({"--text": bool(text), "--file": file is not None})
     if not text and file is None:
         raise ConfigError([Fault("--text", None, "a text, or --file FILE")])
-    records = [{"text": each} for each in text] if text else None
+    if faults := _text_faults("--text", text) + _text_faults("--prompt", [prompt]):
+        raise ConfigError(faults)
+    records: list[Record] | None = [{"text": each} for each in text] if text else None
     if file is not None and str(file) != "-":
-        records = [dict(record) for record in not_blank(read_texts(file, field="text"), "text")]
+        records = read_texts(file, field="text", keep_blank=False)
     from launcher.commands.score import score_texts
 
     score_texts(run, overrides or [], records=records, prompt=prompt, tokens=tokens, batch_size=batch_size)
@@ -120,8 +132,13 @@ def _early(word: str) -> bool | Literal["never"]:
     return known[word]
 
 
-def _require_run(run: Path, overrides: list[str] | None) -> None:
+def _config_of(run: Path, overrides: list[str] | None) -> RunConfig:
     """A wrong path or override is refused before torch is loaded."""
     from launcher.saved_config import read_config, run_of
 
-    read_config(run_of(run), cast(list[str], overrides or []))
+    return read_config(run_of(run), overrides or [])
+
+
+def _text_faults(option: str, texts: list[str] | None) -> list[Fault]:
+    """A shell hands over bytes, whatever they are."""
+    return [fault for text in texts or [] for fault in text_faults({option: text})]

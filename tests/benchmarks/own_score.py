@@ -15,7 +15,7 @@ from megatron_lite.models.batch import Batch
 
 def main(run: Path, text: Path) -> None:
     """Mean loss of the bytes of the text's last tenth, in windows that don't overlap; prints one JSON object."""
-    finished = open_run(run, [])
+    finished = open_run(run, [], command="score")
     length = finished.config.training.sequence_length
     data = np.frombuffer(text.read_bytes(), dtype=np.uint8).astype(np.int64)
     heldout = data[len(data) - len(data) // 10 :]

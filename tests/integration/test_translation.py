@@ -15,6 +15,8 @@ from launcher.datasets import open_datasets, open_rows
 from launcher.mixture import cap_faults, expected_mixture
 from launcher.saved_config import read_config
 from megatron_lite.inference.beam import BeamOptions
+from megatron_lite.inference.sampling import SamplingOptions
+from megatron_lite.inference.text import Answer
 from tests.integration.conftest import CONFIG
 from tests.integration.jobs import Workspace
 from tests.unit.test_pairs import pair_config, sentences, write_files
@@ -59,6 +61,13 @@ def test_pairs_train_resume_on_another_layout_and_translate(tmp_path: Path) -> N
     expected = [model.best([prompt], max_new_tokens=6, beams=BeamOptions(num_beams=2))[0][0] for prompt in prompts]
     first, *others = (" ".join(each.text.split("\n")) for each in expected)
     assert done.output == "".join(f"{line}\n" for line in (first, "", *others))
+    blank, whole_answer = model.best(["", prompts[0]], max_new_tokens=6, beams=BeamOptions(num_beams=2))
+    assert blank == [Answer("", "", [], "stop")] and whole_answer == [expected[0]]
+    drawn = model.answers([" ", prompts[0]], max_new_tokens=6, n=2)
+    assert drawn[0] == [Answer(" ", "", [], "stop", seed=seed) for seed in (0, 1)] and list(model.stream("")) == []
+    assert drawn[1][1] == model.answers(prompts[:1], max_new_tokens=6, sampling=SamplingOptions(seed=3))[0][0]
+    unasked = CliRunner().invoke(app, ["generate", str(workspace.path("parts"))])
+    assert "--prompt: got None, wanted a source" in str(unasked.exception)
     config = read_config(workspace.path("parts"))
     datasets = open_datasets(config.data)
     (about,), epochs = expected_mixture(config, datasets), 5 * config.training.global_batch_size / len(open_rows(config, datasets))

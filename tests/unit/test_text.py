@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from data_pipeline.errors import CheckpointError, ConfigError, DataError
 from data_pipeline.tokenizer.byte_level import bytes_tokenizer_json
 from data_pipeline.tokenizer.encode import Encoder
 from launcher.cli import app
+from launcher.console import escape_unprintable
 from megatron_lite.checkpoint.save import save_checkpoint
 from megatron_lite.checkpoint.slices import model_slices
 from megatron_lite.inference.beam import BeamOptions
@@ -89,6 +91,8 @@ def test_load_finds_what_is_there(run: Path, model: LanguageModel, tmp_path: Pat
         loaded = megatron_lite.load(path)
         assert loaded.generate("the ", temperature=0, max_new_tokens=8) == want
         assert loaded.logprobs("and") == model.logprobs("and")
+    with pytest.raises(ConfigError, match=r"megatron_lite\.load"):
+        said("generate", str(exported))
 
 
 def test_load_refuses_what_is_not_there(run: Path, tmp_path: Path) -> None:
@@ -132,7 +136,7 @@ def test_stop_strings_end_an_answer(model: LanguageModel) -> None:
     assert other[0].text == model.generate("of and", max_new_tokens=30, temperature=0, stop=[stop])
     assert "".join(model.stream("the ", max_new_tokens=30, temperature=0, stop=[stop])) == want
     best = model.best(["the "], max_new_tokens=20, beams=BeamOptions(num_beams=2))[0][0]
-    cut = model.best(["the "], max_new_tokens=20, beams=BeamOptions(num_beams=2), stop=[best.text[2:4]])[0][0]
+    cut = model.best("the ", max_new_tokens=20, beams=BeamOptions(num_beams=2), stop=best.text[2:4])[0][0]
     assert cut.text == best.text[: best.text.index(best.text[2:4])] and cut.finish == "stop" and cut.score == best.score
 
 
@@ -189,12 +193,12 @@ def test_generate_prints_what_python_says(run: Path, model: LanguageModel, tmp_p
     greedy = ("--temperature", "0", "--max-tokens", "6")
     text = model.generate("the ", temperature=0, max_new_tokens=6)
     assert said("generate", str(run), "-p", "the ", *greedy) == f"the {text}\n"
-    (tmp_path / "p.txt").write_text("the \n\nof\n")
-    (tmp_path / "p.jsonl").write_text('{"prompt": "the ", "id": 7}\n{"prompt": "of"}\n')
+    (tmp_path / "p.txt").write_text("\ufeffthe \n\nof\n")  # what stands before it is a byte order mark
+    (tmp_path / "p.jsonl").write_text('\ufeff{"prompt": "the ", "id": 7}\n\n{"prompt": ""}\n{"prompt": " "}\n')
     found = lines("generate", str(run), "--file", str(tmp_path / "p.jsonl"), "--json", "--logprobs", "--batch-size", "1", *greedy)
-    assert [line["prompt"] for line in found] == ["the ", "of"] and found[0]["id"] == 7 and found[0]["text"] == text
+    assert [line["prompt"] for line in found] == ["the ", "", " "] and found[0]["id"] == 7 and found[0]["text"] == text
     assert found[0]["finish"] == "length" and found[0]["step"] == 1 and found[0]["tokens"] == 6
-    assert [line["seed"] for line in found] == [0, 1] and len(found[0]["logprobs"]) == 6
+    assert [line["seed"] for line in found] == [0, 1, 2] and len(found[0]["logprobs"]) == 6
     assert said("generate", str(run), "--file", str(tmp_path / "p.txt"), *greedy).startswith(f"the {text}\n---\nof")
     sampled = lines("generate", str(run), "-p", "the ", "-n", "2", "--json", "--seed", "3", "--max-tokens", "6", "--stop", "zzz")
     assert [(line["sample"], line["seed"]) for line in sampled] == [(0, 3), (1, 4)]
@@ -204,16 +208,21 @@ def test_generate_prints_what_python_says(run: Path, model: LanguageModel, tmp_p
     assert [line["text"] for line in searched] == [each.text for each in best] and searched[0]["score"] == best[0].score
 
 
-def test_an_interactive_prompt(run: Path, model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each line is a prompt of its own, answered before the next is read."""
+def test_an_interactive_prompt(
+    run: Path, model: LanguageModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each line is a prompt of its own, answered before the next is read; one that is too long or no text ends nothing."""
     from launcher.commands.generate import Asked, generate_text
 
     shown = io.StringIO()
-    monkeypatch.setattr(sys, "stdin", io.StringIO("the \nof\n"))
+    typed = b"\xef\xbb\xbfthe \n" + b"x" * 48 + b"\n\xff\nof\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed), "utf-8"))
     monkeypatch.setattr(sys, "stdout", shown)
     generate_text(run, [], records=None, interactive=True, asked=Asked(6), sampling={"temperature": 0.0})
     wanted = [model.generate(prompt, temperature=0, max_new_tokens=6) for prompt in ("the ", "of")]
     assert shown.getvalue() == f"the {wanted[0]}\nof{wanted[1]}\n"
+    too_long, no_text = capsys.readouterr().err.splitlines()
+    assert "prompt 0: got '49 tokens'" in too_long and r"no text in utf-8 ('\udcff')" in no_text
 
 
 def test_score_prints_what_python_says(run: Path, model: LanguageModel) -> None:
@@ -224,8 +233,10 @@ def test_score_prints_what_python_says(run: Path, model: LanguageModel) -> None:
     assert line["logprob"] == pytest.approx(total) and line["tokens"] == 6
     assert line["bits_per_byte"] == pytest.approx(-total / 6 / 0.6931471805599453)
     assert line["perplexity"] == pytest.approx(2 ** line["bits_per_byte"]) and len(line["logprobs"]) == 6
-    result = CliRunner().invoke(app, ["score", str(run), "--file", "-"], input='{"text": "of", "prompt": "the ", "n": 2}\n')
-    read = json.loads(result.stdout)
+    typed = '{"text": "of", "prompt": "the ", "n": 2}\n{"text": ""}\n{"text": " "}\n'
+    result = CliRunner().invoke(app, ["score", str(run), "--file", "-"], input=typed)
+    read, empty, space = map(json.loads, result.stdout.splitlines())
+    assert empty == {"text": "", "tokens": 0, "logprob": 0, "step": 1} and space["tokens"] == 1
     assert read["n"] == 2 and read["logprob"] == pytest.approx(sum(each.logprob or 0.0 for each in model.logprobs("of", prompt="the ")))
 
 
@@ -235,18 +246,20 @@ def test_score_prints_what_python_says(run: Path, model: LanguageModel) -> None:
         (["--beams", "2", "--top-k", "3"], "--top-k: got 3"),
         (["--length-penalty", "2"], "--length-penalty: got 2.0"),
         (["--beams", "2", "--early-stopping", "soon"], "--early-stopping: got 'soon'"),
-        (["--beams", "2", "-n", "3"], "n_best: got 3"),
+        (["--beams", "2", "-n", "3"], r"--samples: got 3, wanted a count from 1 to that of --beams \(2\)"),
+        (["-p", "a\udcffb", "--stop", "\ud800"], r"--prompt: got 'a\\udcffb', wanted text that UTF-8(.|\n)*--stop: got '\\ud800'"),
+        (["parallel.tp=2"], "torchrun --nproc-per-node 2 -m launcher.cli generate .*, or use tp 1"),
         (["--logprobs"], "--logprobs: got True"),
         (["-p", "x", "-i"], "--prompt and --interactive: got 'both'"),
-        (["--stop", ""], "stop: got ''"),
+        (["--stop", ""], "--stop: got ''"),
         (["--min-p", "2"], "min_p: got 2"),
         (["-p", "x" * 48], r"prompt 0: got '49 tokens', wanted at most max_position_embeddings \(48\)"),
     ],
 )
 def test_options_that_cannot_be_are_refused(run: Path, words: list[str], message: str) -> None:
-    """By name, and what can do nothing beside another option, too."""
-    with pytest.raises(ConfigError, match=message):
-        said("generate", str(run), *words)
+    """By name, and what can do nothing beside another option, too; nothing is printed before."""
+    result = CliRunner().invoke(app, ["generate", str(run), *words])
+    assert isinstance(result.exception, ConfigError) and re.search(message, str(result.exception)) and not result.stdout
 
 
 def test_bad_files_are_refused(run: Path, tmp_path: Path) -> None:
@@ -264,6 +277,11 @@ def test_bad_files_are_refused(run: Path, tmp_path: Path) -> None:
     bad.write_text("x\n")
     with pytest.raises(DataError, match="line 1: no JSON"):
         said("score", str(run), "--file", str(bad))
+    bad.write_bytes(b'{"text": "x"}\n{"text": "\xff"}\n')
+    with pytest.raises(DataError, match="line 2: no text in utf-8"):
+        said("score", str(run), "--file", str(bad))
+    result = CliRunner().invoke(app, ["generate", str(run), "--file", "-"], input=b"abc\n\xff\n")
+    assert isinstance(result.exception, DataError) and "standard input, line 2: no text in utf-8" in str(result.exception)
     with pytest.raises(DataError, match="can't be read"):
         said("generate", str(run), "--file", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="--text: got None"):
@@ -275,3 +293,31 @@ def test_the_context_ends_an_answer(model: LanguageModel) -> None:
     answer = model.answers(["x" * 40], max_new_tokens=100, sampling=SamplingOptions(temperature=0))[0][0]
     assert answer.finish == "context" and len(answer.tokens) == 48 - 41 + 1
     assert torch.is_inference_mode_enabled() is False and isinstance(model.tokenizer, Encoder)
+
+
+def test_what_is_no_text_and_no_count_is_refused(model: LanguageModel) -> None:
+    """From Python; and a string is one prompt, one text, one stop string, never its characters."""
+    assert [each[0].prompt for each in model.answers("ab", max_new_tokens=1)] == ["ab"] and len(model.scores("ab")) == 1
+    with pytest.raises(ConfigError, match=r"prompt 1: got '\\ud800', wanted text that UTF-8 can spell"):
+        model.answers(["a", "\ud800"])
+    with pytest.raises(ConfigError, match=r"prompt: got '\\ud800'"):
+        next(model.stream("\ud800"))
+    with pytest.raises(ConfigError, match="text 0: got 3, wanted text"):
+        model.scores([3])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="prompts: got '2 prompts', wanted one for each of the 1 texts"):
+        model.scores(["a"], prompts=["x", "y"])
+    for stop in ("", ["a", ""], ["\udcff"], [3]):
+        with pytest.raises(ConfigError, match="stop: got"):
+            model.best("a", stop=stop)  # type: ignore[arg-type]
+    for name, value in {"n": 0, "max_new_tokens": 2.5}.items():
+        with pytest.raises(ConfigError, match=f"{name}: got {value}, wanted a count from"):
+            model.answers(["a"], **{name: value})  # type: ignore[arg-type]
+
+
+def test_output_is_never_lost_to_an_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a terminal can't spell is spelled out, and JSON stays the same JSON."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    escape_unprintable()
+    print('"naïve 🙂 \ud83d"', flush=True)
+    assert written.getvalue() == b'"na\\u00efve \\ud83d\\ude42 \\ud83d"\n'
