@@ -32,6 +32,12 @@ def export_run(
     max_file_bytes = parse_size(max_file_size)
     faults = [Fault("--dtype", dtype, "auto, fp32, bf16 or fp16")] if dtype not in ("auto", *DTYPES) else []
     faults += target_faults(to, force=force)
+    changed = [each for each in overrides if re.match(r"model\b", each)]
+    fix = "leave it out; to go on training with it, use checkpoint.init_from, else write it into the exported config.json"
+    faults += [
+        Fault(each.partition("=")[0], each.partition("=")[2], "the model as it was trained, which is what is exported", fix)
+        for each in changed
+    ]
     if faults:
         raise ConfigError(faults)
     dtype = config.training.precision if dtype == "auto" else dtype

@@ -207,4 +207,6 @@ def test_export_replaces_nothing_unasked(here: Path) -> None:
         export(Path("runs/nothing"), to="x")
     with pytest.raises(DataError, match="nowhere"):
         export(Path("runs/a"), to="x", overrides=["data.path=nowhere"])
+    with pytest.raises(ConfigError, match=r"(?s)model\.rope\.theta: got '5', wanted the model as it was trained.*model\.mlp\.bias"):
+        export(Path("runs/a"), to="x", overrides=["model.rope.theta=5", "model.mlp.bias=true"])
     assert not Path("x").exists()

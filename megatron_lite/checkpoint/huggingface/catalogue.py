@@ -17,8 +17,7 @@ AUTO = "auto"
 
 def family_for(config: ModelConfig, asked: str = AUTO) -> Family:
     """The architecture that is asked for by its model_type or its own name, or else the first that can hold the model. Raises
-    ConfigError naming what stands in the way, of all of them what does in the nearest of
-    its kind, decoder or encoder-decoder."""
+    ConfigError naming what stands in the way, of all of them what does in the nearest of its kind, decoder or encoder-decoder."""
     if asked == AUTO:
         faults = {family.model_type: obstacles(family, config) for family in FAMILIES}
         fitting = [family for family in FAMILIES if not faults[family.model_type]]
