@@ -12,7 +12,13 @@ _FIX = "decode its bytes by the encoding that they have"
 
 def is_text(value: object) -> bool:
     """A string that UTF-8 can spell: Python's may have half of a surrogate pair, which is also what it makes of bytes that are no UTF-8."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def text_faults(texts: Mapping[str, object]) -> list[Fault]:
