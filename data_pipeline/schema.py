@@ -74,10 +74,15 @@ def _include_files(tree: dict[str, Any], *, beside: Path, section_names: Iterabl
     return faults
 
 
+def override_name(override: str) -> str:
+    """The key `a.b` of `a.b=c`, which may be written as an option, `--a.b=c`."""
+    return override.partition("=")[0].strip().removeprefix("--")
+
+
 def apply_override(tree: dict[str, Any], override: str) -> None:
     """Set one `a.b=c` in place; the value is read as YAML. Missing mappings on the way are made."""
-    name, equals, text = override.partition("=")
-    name = name.strip().removeprefix("--")
+    _, equals, text = override.partition("=")
+    name = override_name(override)
     if not equals or not name or any(not part for part in name.split(".")):
         raise ConfigError([Fault("override", override, "section.key=value", "for example training.steps=100")])
     node = tree

@@ -273,7 +273,7 @@ def vocabulary_notice(config: RunConfig, *, tokenizer_size: int) -> str:
     size = config.model.vocabulary
     if size <= tokenizer_size:
         return ""
-    return f"model.vocab_size is {size:,}, the data's tokenizer has {tokenizer_size:,}: {size - tokenizer_size:,} ids are no token (auto leaves them out)"
+    return f"model.vocab_size is {size:,}, the data's tokenizer has {tokenizer_size:,}: {size - tokenizer_size:,} ids are no token"
 
 
 def _read_json(path: str) -> dict[str, Any]:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from data_pipeline.errors import ConfigError, Fault
 from data_pipeline.loader import Dataset
-from data_pipeline.schema import Section
 from launcher.config import RunConfig
-from launcher.resume_policy import RECORDED_OF_WEIGHTS
 from megatron_lite.checkpoint.committed import committed
 from megatron_lite.checkpoint.huggingface.families import Family, changed, differences
 from megatron_lite.checkpoint.huggingface.folder import check_tensors, open_tensors, read_model
 from megatron_lite.model_config import ModelConfig
-from megatron_lite.sizes import num_parameters
 
-S = TypeVar("S", bound=Section)
 PREFIX = "hf:"
+# What weights made elsewhere are trained on with: longer or narrower contexts, another eps. Whatever else differs is a mistake in a
+# model section that was written for them: their norms' gains, say, would be read as other gains.
+ADAPTED = ("rope.theta", "rope.scaling.", "attention.sliding_window", "attention.global_every", "rms_norm_eps", "layer_norm_eps")
 
 
 def huggingface_folder(init_from: str | None) -> Path | None:
@@ -31,8 +30,7 @@ def huggingface_folder(init_from: str | None) -> Path | None:
 
 def require_fitting_weights(config: RunConfig, datasets: Iterable[Dataset]) -> None:
     """Compare a new run's model and tokenizer with the folder that `checkpoint.init_from: hf:DIR` names; a run that has
-    checkpoints no longer needs it. The vocabulary is resolved. Raises ConfigError with every difference but those that may be, as
-    from a run's checkpoint (`changed_meaning_of_folder`), CheckpointError where the folder's files don't hold what they should."""
+    checkpoints no longer needs it. The vocabulary is resolved. Raises ConfigError with every difference but those of ADAPTED, CheckpointError where the folder's files don't hold what they should."""
     source = config.checkpoint.init_from
     if source is None or config.checkpoint.resume not in ("auto", "never") or committed(config.run.folder / "checkpoints"):
         return
@@ -64,18 +62,7 @@ def changed_meaning_of_folder(folder: Path, model: ModelConfig) -> list[tuple[st
 
 
 def _changed_meaning(family: Family, ours: ModelConfig, theirs: ModelConfig) -> list[tuple[str, Any, Any]]:
-    """The keys that changed_meaning of resume_policy has, but those by which there would be other tensors, which it leaves to loading."""
-    return [
-        (f"model.{key}", before, after)
-        for key, (before, after) in changed(family, ours, theirs).items()
-        if key.startswith(RECORDED_OF_WEIGHTS) and num_parameters(_with(theirs, key, after)) == num_parameters(theirs)
-    ]
-
-
-def _with(section: S, key: str, value: object) -> S:
-    """The section with one dotted key changed, whether it can be or not."""
-    name, _, below = key.partition(".")
-    return section.model_copy(update={name: _with(getattr(section, name), below, value) if below else value})
+    return [(f"model.{key}", before, after) for key, (before, after) in changed(family, ours, theirs).items() if key.startswith(ADAPTED)]
 
 
 def tokenizer_faults(folder: Path, model: ModelConfig, datasets: Iterable[Dataset]) -> list[Fault]:

@@ -7,17 +7,20 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import ConfigError, DataError, Fault
 from megatron_lite.inference.given import is_text
+
+if TYPE_CHECKING:
+    from megatron_lite.parallel.groups import Axis
 
 Record = Mapping[str, Any]
 BYTE_ORDER_MARK = "\ufeff"  # what some editors put before a text, and is none of it
 
 
 def read_texts(file: Path, *, field: str, keep_blank: bool) -> list[Record]:
-    """One text a line, blank ones too where they are kept; of `.jsonl`, or where the first line is an object, all objects with
+    """One text a line, blank ones too where they are kept; of `.jsonl`, or of standard input that begins with an object, all objects with
     `field`, whose other keys come out again beside the answer. `-` is standard input. Raises DataError naming the line."""
     is_standard = str(file) == "-"
     name, encoding = ("standard input", sys.stdin.encoding) if is_standard else (str(file), "utf-8")
@@ -33,6 +36,23 @@ def read_texts(file: Path, *, field: str, keep_blank: bool) -> list[Record]:
     if file.suffix != ".jsonl" and not (is_standard and text.lstrip().startswith("{")):
         return [{field: line.removesuffix("\r")} for _, line in lines if keep_blank or line.strip()]
     return [_record(line, field, f"{name}, line {number}") for number, line in lines if line.strip()]
+
+
+def read_standard_input(world: Axis, *, field: str, keep_blank: bool) -> list[Record]:
+    """The texts that the first rank reads, on every rank. Raises its DataError on every rank, so that none waits for the others. Collective."""
+    from megatron_lite.checkpoint.agree import broadcast_json  # loads torch
+
+    told: dict[str, Any] = {}
+    if world.rank == 0:
+        try:
+            told = {"records": read_texts(Path("-"), field=field, keep_blank=keep_blank)}
+        except DataError as error:
+            told = {"error": str(error)}
+    told = broadcast_json(told, world)
+    if "error" in told:
+        raise DataError(told["error"])
+    records: list[Record] = told["records"]
+    return records
 
 
 def typed_lines() -> Iterator[str]:

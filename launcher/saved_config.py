@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import ConfigError, Fault
-from data_pipeline.schema import apply_override, validate
+from data_pipeline.schema import apply_override, override_name, validate
 from data_pipeline.yaml_text import read_yaml
 from launcher.config import RunConfig
 from launcher.run_folder import read_json
@@ -39,7 +39,7 @@ def read_config(run: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def names_data(overrides: Sequence[str]) -> bool:
     """Whether they put other data in the place of the run's."""
-    return any(override.partition("=")[0].strip() == "data.path" for override in overrides)
+    return any(override_name(override) == "data.path" for override in overrides)
 
 
 def _find_data(data: dict[str, Any], run: Path) -> None:

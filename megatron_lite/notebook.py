@@ -37,7 +37,8 @@ IDS = "generation_config.json"  # as `transformers` has it: bos_token_id, eos_to
 def load(path: str | Path, *, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32) -> LanguageModel:
     """A run's newest checkpoint, the checkpoint at `path`, or a Hugging Face folder, in one process; a GPU where there is one.
 
-    Raises ConfigError for what is none of these, CheckpointError for a damaged one, DataError where there is no tokenizer.
+    It is laid out for decoding: to save its tensors, make them contiguous(). Raises ConfigError for what is none of these, CheckpointError
+    for a damaged one, DataError where there is no tokenizer.
     """
     path = Path(path)
     groups = ProcessGroups.single()

@@ -22,6 +22,7 @@ from data_pipeline.tokenizer.byte_level import byte_alphabet
 from data_pipeline.tokenizer.pieces import pieces
 
 _ENOUGH = 8  # ids: no decoder looks further back for what is to be a space
+_LONG = 64  # ids
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
@@ -73,7 +74,7 @@ class Encoder:
     def decode(self, ids: Iterable[int], *, after: Sequence[int] = ()) -> str:
         """The text of ids, special tokens spelled out; bytes that are no UTF-8 become U+FFFD. What ids go on from, `after`, matters to
         tokenizers that take the space off the first token of a text."""
-        before = self._last_words(after)
+        before = self._tail(after)
         text: str = self._tokenizer.decode([*before, *ids], skip_special_tokens=False)
         return text[len(self.decode(before)) :] if before else text
 
@@ -86,7 +87,7 @@ class Encoder:
             before = [*before, id][-_ENOUGH:]
         return found
 
-    def _last_words(self, ids: Sequence[int]) -> list[int]:
+    def _tail(self, ids: Sequence[int]) -> list[int]:
         """So many of the last of ids that what follows is decoded as it is behind all of them. Single bytes are left out: they would
         become one character with bytes that follow."""
         if not len(ids) or self._bytes_of_id is not None:
@@ -130,7 +131,7 @@ class TextStream:
         self._encoder = encoder
         self._table = encoder._bytes_of_id
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._ids = encoder._last_words(after)
+        self._ids = encoder._tail(after)
         self._shown = encoder.decode(self._ids)
 
     def feed(self, id: int) -> str:
@@ -141,6 +142,9 @@ class TextStream:
         if text.endswith("\ufffd"):
             return ""
         new, self._shown = text[len(self._shown) :], text
+        if len(self._ids) > _LONG:  # what was shown stays as it is: its end is enough to go on from
+            self._ids = self._encoder._tail(self._ids)
+            self._shown = self._encoder.decode(self._ids)
         return new
 
     def finish(self) -> str:

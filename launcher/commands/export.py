@@ -11,7 +11,7 @@ from typing import Any
 
 from data_pipeline.dataset import Dataset
 from data_pipeline.errors import CheckpointError, ConfigError, Fault
-from data_pipeline.schema import validate
+from data_pipeline.schema import override_name, validate
 from data_pipeline.storage import atomic_folder
 from launcher.saved_config import read_config, run_of
 from megatron_lite.checkpoint.huggingface.catalogue import family_for
@@ -28,18 +28,15 @@ def export_run(
 ) -> None:
     """Write the newest checkpoint of a run, or the one at `path`, to the folder `to`. Raises ConfigError for what the
     architecture can't represent, DataError for another tokenizer's data, CheckpointError where there is no usable checkpoint."""
-    config = read_config(run_of(path), overrides)
-    max_file_bytes = parse_size(max_file_size)
     faults = [Fault("--dtype", dtype, "auto, fp32, bf16 or fp16")] if dtype not in ("auto", *DTYPES) else []
     faults += target_faults(to, force=force)
-    changed = [each for each in overrides if re.match(r"model\b", each)]
     fix = "leave it out; to go on training with it, use checkpoint.init_from, else write it into the exported config.json"
-    faults += [
-        Fault(each.partition("=")[0], each.partition("=")[2], "the model as it was trained, which is what is exported", fix)
-        for each in changed
-    ]
+    names = [name for name in map(override_name, overrides) if name.split(".")[0] == "model"]
+    faults += [Fault(name, "another value", "the model as it was trained, which is what is exported", fix) for name in names]
     if faults:
         raise ConfigError(faults)
+    config = read_config(run_of(path), overrides)
+    max_file_bytes = parse_size(max_file_size)
     dtype = config.training.precision if dtype == "auto" else dtype
 
     from launcher.finished import dataset_of, find_checkpoint  # load torch

@@ -11,7 +11,7 @@ from typing import Any
 from data_pipeline.errors import ConfigError
 from launcher.finished import open_run, with_tokenizer
 from launcher.metrics import to_line
-from launcher.prompts import Record, in_batches, read_texts, typed_lines
+from launcher.prompts import Record, in_batches, read_standard_input, typed_lines
 from megatron_lite.checkpoint.agree import broadcast_json
 from megatron_lite.inference.beam import BeamOptions
 from megatron_lite.inference.given import is_text
@@ -55,14 +55,12 @@ def generate_text(
             try:
                 answers.answer([{"prompt": prompt}])
             except ConfigError as error:  # on every rank: too long, say
-                _refuse(error, aloud=answers.speaks)
+                _complain(error, aloud=answers.speaks)
             else:
                 answers.seed_after(asked.samples)
         return
     if records is None:
-        read = read_texts(Path("-"), field="prompt", keep_blank=model.translates) if answers.speaks else None
-        records = broadcast_json(read, run.groups.world)
-    assert records is not None
+        records = read_standard_input(run.groups.world, field="prompt", keep_blank=model.translates)
     for batch in in_batches(records, max(1, asked.batch_size // asked.samples)):
         answers.answer(batch, alone=len(records) == 1)
         answers.seed_after(len(batch) * asked.samples)
@@ -86,10 +84,10 @@ def _asked_for() -> Iterator[str]:
         if is_text(line):
             yield line
         else:
-            _refuse(f"the prompt is no text in {sys.stdin.encoding} ({line!r})", aloud=True)
+            _complain(f"the prompt is no text in {sys.stdin.encoding} ({line!r})", aloud=True)
 
 
-def _refuse(why: object, *, aloud: bool) -> None:
+def _complain(why: object, *, aloud: bool) -> None:
     if aloud:
         print(f"mlite: {why}", file=sys.stderr, flush=True)
 

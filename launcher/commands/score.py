@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.errors import ConfigError, Fault
 from launcher.finished import open_run, with_tokenizer
 from launcher.metrics import perplexity, to_line
-from launcher.prompts import Record, in_batches, read_texts
-from megatron_lite.checkpoint.agree import broadcast_json
+from launcher.prompts import Record, in_batches, read_standard_input
 from megatron_lite.inference.text import TokenLogprob
 
 
@@ -21,9 +21,13 @@ def score_texts(
     run = open_run(path, overrides, command="score")
     model = with_tokenizer(run, overrides)
     if records is None:
-        read = read_texts(Path("-"), field="text", keep_blank=False) if run.groups.rank == 0 else None
-        records = broadcast_json(read, run.groups.world)
-    assert records is not None
+        records = read_standard_input(run.groups.world, field="text", keep_blank=False)
+    blank = [number for number, record in enumerate(records, 1) if not record.get("prompt", prompt).strip()]
+    if model.translates and blank:
+        want, fix = "a source for each text", '--prompt SOURCE, or "prompt" in each line of a .jsonl'
+        raise ConfigError(
+            [Fault("--prompt", f"none for text {', '.join(map(str, blank[:5]))}{' ...' if len(blank) > 5 else ''}", want, fix)]
+        )
     for batch in in_batches(records, batch_size):
         found = model.scores([record["text"] for record in batch], prompts=[record.get("prompt", prompt) for record in batch])
         for record, known in zip(batch, found):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import ConfigError, Fault
+from megatron_lite.inference.given import count_faults, is_count, is_within
 from megatron_lite.inference.logits import known_ids, log_normaliser, ranked
 from megatron_lite.inference.rows import DecodingRows
 from megatron_lite.inference.sampling import require_usable
@@ -31,14 +32,12 @@ class BeamOptions:
     n_best: int = 1  # hypotheses a prompt that are returned, best first
 
     def __post_init__(self) -> None:
-        faults = []
-        if self.num_beams < 1:
-            faults.append(Fault("num_beams", self.num_beams, "a count from 1"))
-        if not math.isfinite(self.length_penalty):
+        faults = count_faults("num_beams", self.num_beams, least=1)
+        if not is_within(self.length_penalty, -math.inf, math.inf):
             faults.append(Fault("length_penalty", self.length_penalty, "a finite number"))
         if self.early_stopping not in (True, False, "never"):
             faults.append(Fault("early_stopping", self.early_stopping, "true, false or never"))
-        if not 1 <= self.n_best <= self.num_beams:
+        if not faults and not (is_count(self.n_best, 1) and self.n_best <= self.num_beams):
             faults.append(Fault("n_best", self.n_best, f"a count from 1 to num_beams ({self.num_beams})"))
         if faults:
             raise ConfigError(faults)
@@ -74,7 +73,7 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """The n best answers to each of B prompts, best first, from the logits [B, V] that follow them; a row of `rows` a prompt.
 
-    Fewer than n where there are no more within the limit. Ids from `num_ids` on are in none of them. Collective over tp: all ranks give the same.
+    Fewer than n where there are no more within the limit. Ids from `num_ids` on are in none of them, but as their ends. Collective over tp: all ranks give the same.
     """
     searches = [_Search(options, limit, frozenset(stop_ids)) for limit in limits]
     running = list(searches)
@@ -82,7 +81,7 @@ def beam_search(
     scores = torch.zeros(len(running), 1, dtype=torch.float64, device=device)  # [B, beams]: of the hypotheses that go on
     count = max(2, 1 + len(set(stop_ids))) * options.num_beams  # so many that num_beams go on though every beam may stop
     while True:
-        best = rows.agreed(_best(logits, scores, count, num_ids)).tolist()
+        best = rows.agreed(_best(known_ids(logits, num_ids, stop_ids), log_normaliser(logits), scores, count)).tolist()
         for search, candidates in zip(running, best):
             search.advance([(score, int(beam), int(token)) for score, beam, token in candidates])
         width = scores.shape[1]
@@ -96,12 +95,12 @@ def beam_search(
         logits = rows.step(torch.tensor([beam.token for _, beam in kept], device=device))
 
 
-def _best(logits: Tensor, scores: Tensor, count: int, num_ids: int | None) -> Tensor:
+def _best(logits: Tensor, normaliser: Tensor, scores: Tensor, count: int) -> Tensor:
     """float64 [B, C, 3]: (log-probability, beam, token) of the `count` best continuations of each prompt's beams, best first,
-    equal ones by beam and token; from logits [B * beams, V] and the beams' own log-probabilities [B, beams]."""
+    equal ones by beam and token; from logits [B * beams, V], their normalisers and the beams' own log-probabilities [B, beams]."""
     require_usable(logits)
-    values, tokens = ranked(known_ids(logits, num_ids), min(count, logits.shape[-1]))
-    totals = (values.double() - log_normaliser(logits)).view(*scores.shape, -1) + scores[:, :, None]
+    values, tokens = ranked(logits, min(count, logits.shape[-1]))
+    totals = (values.double() - normaliser).view(*scores.shape, -1) + scores[:, :, None]
     per_beam = totals.shape[-1]
     best, order = totals.flatten(1).sort(dim=-1, descending=True, stable=True)
     best, order = best[:, :count], order[:, :count]

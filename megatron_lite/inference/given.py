@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 
 from data_pipeline.errors import ConfigError, Fault
 
@@ -26,9 +28,18 @@ def text_faults(texts: Mapping[str, object]) -> list[Fault]:
     return [Fault(name, value, _AS_TEXT, _FIX if isinstance(value, str) else "") for name, value in texts.items() if not is_text(value)]
 
 
+def is_count(value: object, least: float) -> bool:
+    """A whole number from `least`; numpy's are numbers too."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def is_within(value: object, low: float, high: float) -> bool:
+    """A finite number from `low` to `high`."""
+    return isinstance(value, Real) and not isinstance(value, bool) and low <= float(value) <= high and math.isfinite(value)
+
+
 def count_faults(name: str, value: object, *, least: int) -> list[Fault]:
-    good = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    return [] if good else [Fault(name, value, f"a count from {least}")]
+    return [] if is_count(value, least) else [Fault(name, value, f"a count from {least}")]
 
 
 def texts_of(given: Sequence[str] | str, name: str) -> list[str]:

@@ -5,6 +5,8 @@ A token that a filter takes out gets -inf. Equal logits are ranked by their colu
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -26,11 +28,14 @@ def frequency_penalty(logits: Tensor, counts: Tensor, penalty: Tensor) -> Tensor
     return logits - penalty * counts
 
 
-def known_ids(logits: Tensor, count: int | None) -> Tensor:
-    """Ids from `count` on go: there are more rows than a tokenizer has ids where a published size is padded. None: all are known."""
+def known_ids(logits: Tensor, count: int | None, stop_ids: Collection[int]) -> Tensor:
+    """Ids from `count` on go, but those that end a text: a vocabulary padded to a published size has more than the tokenizer. None: all
+    are known."""
     if count is None or count >= logits.shape[-1]:
         return logits
-    return logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) >= count, float("-inf"))
+    unknown = torch.arange(logits.shape[-1], device=logits.device) >= count
+    unknown[[id for id in stop_ids if id < logits.shape[-1]]] = False
+    return logits.masked_fill(unknown, float("-inf"))
 
 
 def with_temperature(logits: Tensor, temperature: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Order: penalties, temperature, the top k, the nucleus of what is left renormalis
 from __future__ import annotations
 
 import hashlib
-import sys
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from data_pipeline.errors import ConfigError, Fault, NonFiniteError
 from megatron_lite.inference import logits as rules
+from megatron_lite.inference.given import is_count, is_within
 
 LARGEST_PENALTY = 10_000  # so far fp32 logits stay finite, and nothing more likely is left to suppress
 GREEDY_BELOW = 1e-6  # of the temperature: no fp32 logits differ by less and matter
@@ -34,22 +35,16 @@ class SamplingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        def count(value: object) -> bool:
-            return isinstance(value, int) and not isinstance(value, bool)
-
-        def within(value: object, low: float, high: float) -> bool:
-            return isinstance(value, int | float) and low <= value <= high  # not so of NaN
-
         most = LARGEST_PENALTY
         known: dict[str, tuple[bool, str]] = {
-            "temperature": (within(self.temperature, 0, sys.float_info.max), "a number from 0 (greedy)"),
-            "top_k": (count(self.top_k) and self.top_k >= 0, "a count from 1, or 0 for no limit"),
-            "top_p": (within(self.top_p, 0, 1), "a probability from 0 to 1"),
-            "min_p": (within(self.min_p, 0, 1), "a share from 0 to 1"),
-            "repetition_penalty": (within(self.repetition_penalty, 1 / most, most), f"a number from {1 / most} to {most}; 1 is none"),
-            "presence_penalty": (within(self.presence_penalty, -most, most), f"a number from {-most} to {most}; 0 is none"),
-            "frequency_penalty": (within(self.frequency_penalty, -most, most), f"a number from {-most} to {most}; 0 is none"),
-            "seed": (count(self.seed), "a whole number"),
+            "temperature": (is_within(self.temperature, 0, math.inf), "a number from 0 (greedy)"),
+            "top_k": (is_count(self.top_k, 0), "a count from 1, or 0 for no limit"),
+            "top_p": (is_within(self.top_p, 0, 1), "a probability from 0 to 1"),
+            "min_p": (is_within(self.min_p, 0, 1), "a share from 0 to 1"),
+            "repetition_penalty": (is_within(self.repetition_penalty, 1 / most, most), f"a number from {1 / most} to {most}; 1 is none"),
+            "presence_penalty": (is_within(self.presence_penalty, -most, most), f"a number from {-most} to {most}; 0 is none"),
+            "frequency_penalty": (is_within(self.frequency_penalty, -most, most), f"a number from {-most} to {most}; 0 is none"),
+            "seed": (is_count(self.seed, -math.inf), "a whole number"),
         }
         if faults := [Fault(name, getattr(self, name), want) for name, (good, want) in known.items() if not good]:
             raise ConfigError(faults)

@@ -84,7 +84,7 @@ class LanguageModel:
     def stream(self, prompt: str = "", *, max_new_tokens: int = 100, stop: Sequence[str] | str = (), **sampling: Any) -> Iterator[str]:
         """The same text in pieces of whole characters, as they come."""
         refuse(text_faults({"prompt": prompt}) + count_faults("max_new_tokens", max_new_tokens, least=0))
-        ids, pieces = self._prompt(prompt), list[str]()
+        ids, options, pieces = self._prompt(prompt), SamplingOptions(**sampling), list[str]()
         row = _Row(self.tokenizer.stream(after=self._before(ids)), stop, pieces.append)
         if self._has_no_answer(prompt):
             return
@@ -92,7 +92,7 @@ class LanguageModel:
             self.model,
             [ids],
             max_new_tokens=max_new_tokens,
-            sampling=SamplingOptions(**sampling),
+            sampling=options,
             begin_id=self.begin_id,
             stop_ids=self.stop_ids,
             on_token=lambda _, token: row.hear(token),
@@ -158,7 +158,10 @@ class LanguageModel:
             stop_ids=self.stop_ids,
             num_ids=self.tokenizer.num_ids,
         )
-        answers = [[] if number in asked else [Answer(prompt, "", [], "stop")] * beams.n_best for number, prompt in enumerate(prompts)]
+        answers = [
+            [] if number in asked else [Answer(prompt, "", [], "stop") for _ in range(beams.n_best)]
+            for number, prompt in enumerate(prompts)
+        ]
         for number, hypotheses in zip(asked, found):
             prompt, before = prompts[number], self._before(asked[number])
             for each in hypotheses:
@@ -175,11 +178,13 @@ class LanguageModel:
         return self.scores([text], prompts=[prompt])[0]
 
     def scores(self, texts: Sequence[str] | str, *, prompts: Sequence[str] | str | None = None) -> list[list[TokenLogprob]]:
-        """Likewise of several texts at once, with a prompt each. Collective over tp."""
+        """Likewise of several texts at once, with a prompt each, which an encoder-decoder needs. Collective over tp."""
         texts = texts_of(texts, "text")
         prompts = [""] * len(texts) if prompts is None else texts_of(prompts, "prompt")
         if len(prompts) != len(texts):
             refuse([Fault("prompts", f"{len(prompts)} prompts", f"one for each of the {len(texts)} texts")])
+        want = "a source with something in it, as this is a translator"
+        refuse([Fault(f"prompt {row}", prompt, want) for row, prompt in enumerate(prompts) if self._has_no_answer(prompt)])
         given = [self._prompt(prompt) for prompt in prompts]
         ids = [self._ids(text) + self._end for text in texts]
         known = score(self.model, given, ids, begin_id=self.begin_id)

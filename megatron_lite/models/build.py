@@ -36,8 +36,8 @@ def build_model(
 
 
 def ready_to_decode(model: Decoder) -> Decoder:
-    """The same model in evaluation, its matrices laid out anew for products of few rows (layers/matmul.py): not for training, where an
-    engine has its own views of them."""
+    """The same model in evaluation, its matrices laid out anew for products of few rows (layers/matmul.py): to be decoded with, since our
+    engines and checkpoints view a matrix as one run of numbers."""
     for module in model.modules():
         if isinstance(module, (QKVLinear, KVLinear, ColumnLinear, RowLinear, LMHead)):
             module.weight.data = by_columns(module.weight.data)

@@ -153,9 +153,16 @@ def test_what_does_not_fit_is_refused_at_once(trained: Workspace, here: Path, bp
     longer context is on record, as from a run's weights; and a run that has checkpoints of its own does not look at the folder again."""
     shutil.copytree("hf", "copy")
     start = ("run.name=b", "checkpoint.init_from=hf:copy", *TORCH, *SHORT)
-    code, output = trained.run(*start, "model.rms_norm_eps=1e-6", "model.mlp.bias=true", "model.hidden_size=64", f"data.path={bpe}")
+    code, output = trained.run(
+        *start, "model.rms_norm_eps=1e-6", "model.mlp.bias=true", "model.mlp.activation=relu", "model.hidden_size=64", f"data.path={bpe}"
+    )
     assert code == 2 and "rms_norm_eps" not in output
-    for name in ("model.mlp.bias: got True, wanted False", "model.hidden_size: got 64, wanted 32", "data.path"):
+    for name in (
+        "model.mlp.bias: got True, wanted False",
+        "model.mlp.activation: got 'relu', wanted 'silu'",
+        "model.hidden_size: got 64, wanted 32",
+        "data.path",
+    ):
         assert name in output
     assert "build the data with `tokenizer: {type: pretrained" in output
     assert trained.run(*start, "checkpoint.init_from=hf:nowhere")[0] == 2
@@ -207,6 +214,8 @@ def test_export_replaces_nothing_unasked(here: Path) -> None:
         export(Path("runs/nothing"), to="x")
     with pytest.raises(DataError, match="nowhere"):
         export(Path("runs/a"), to="x", overrides=["data.path=nowhere"])
-    with pytest.raises(ConfigError, match=r"(?s)model\.rope\.theta: got '5', wanted the model as it was trained.*model\.mlp\.bias"):
-        export(Path("runs/a"), to="x", overrides=["model.rope.theta=5", "model.mlp.bias=true"])
+    with pytest.raises(
+        ConfigError, match=r"(?s)model\.rope\.theta: got 'another value', wanted the model as it was trained.*model\.mlp\.bias"
+    ):
+        export(Path("runs/a"), to="x", overrides=["model.rope.theta=5", "--model.mlp.bias=true"])
     assert not Path("x").exists()

@@ -224,7 +224,17 @@ def test_few_tokens_and_many_beams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("num_beams", 0), ("n_best", 5), ("n_best", 0), ("length_penalty", math.nan), ("early_stopping", "maybe")]
+    ("field", "value"),
+    [
+        ("num_beams", 0),
+        ("n_best", 5),
+        ("n_best", 0),
+        ("length_penalty", math.nan),
+        ("early_stopping", "maybe"),
+        ("num_beams", 2.5),
+        ("num_beams", "4"),
+        ("length_penalty", "x"),
+    ],
 )
 def test_bad_values_are_refused(field: str, value: object) -> None:
     """Refused with the field's name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -107,12 +108,18 @@ def test_a_few_of_many() -> None:
         ("top_k", 2.5),
         ("seed", "x"),
         ("temperature", "hot"),
+        ("temperature", True),
     ],
 )
 def test_bad_values_are_refused(field: str, value: object) -> None:
     """B124, B127, B128: refused with the field's name."""
     with pytest.raises(ConfigError, match=f"{field}: got"):
         SamplingOptions(**{field: value})  # type: ignore[arg-type]
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    options = SamplingOptions(temperature=np.float32(0.5), top_k=np.int64(3), seed=np.int64(2))  # type: ignore[arg-type]
+    assert draw(options.seed, 1) == draw(2, 1) and options.top_k == 3
 
 
 def test_the_largest_penalties_leave_a_distribution() -> None:

@@ -228,6 +228,8 @@ def test_an_answer_scored_again_has_the_same_probability() -> None:
         (known,) = translator.scores([best.text], prompts=[best.prompt])
         assert known[-1].token == 42 and sum(each.logprob or 0.0 for each in known) == pytest.approx(best.logprob, abs=1e-5)
     assert [each.token for each in translator.logprobs("", prompt="Q")] == [42]
+    with pytest.raises(ConfigError, match=r"prompt 1: got ' ', wanted a source"):
+        translator.scores(["a", "b"], prompts=["Q", " "])
     greedy = SamplingOptions(temperature=0)
     drawn = [each for (each,) in translator.answers(["?A", "Q", "7c", "be"], max_new_tokens=9, sampling=greedy, logprobs=True)]
     ended_alike = [each for each in drawn if each.finish == "stop"]

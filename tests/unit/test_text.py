@@ -180,6 +180,9 @@ def test_a_vocabulary_may_be_larger_than_the_tokenizers(model: LanguageModel) ->
     assert wide.generate("the ", max_new_tokens=20, temperature=9.0) == "".join(wide.stream("the ", max_new_tokens=20, temperature=9.0))
     (best,) = wide.best(["the "], max_new_tokens=9)[0]
     assert all(token < model.tokenizer.num_ids for token in best.tokens)
+    ends = LanguageModel(wide.model, model.tokenizer, 256, (4_000,))  # an end that tokenizer.json itself does not have
+    drawn = ends.answers(["the "], max_new_tokens=1, n=2_000, sampling=SamplingOptions(temperature=1e9))[0]
+    assert all(token < 257 for each in drawn for token in each.tokens) and "stop" in {each.finish for each in drawn}
 
 
 def test_a_text_without_a_beginning(model: LanguageModel) -> None:
