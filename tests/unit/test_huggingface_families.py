@@ -224,9 +224,8 @@ def test_a_run_of_another_function_is_refused() -> None:
     assert [fault.field for fault in faults] == ["model.norm.type"]
 
 
-def test_what_changes_no_tensor_may_be_otherwise(tmp_path: Path) -> None:
-    """By one policy with a run's weights: on record where a key only computes something else, refused where there is another tensor,
-    another head or another token."""
+def test_a_context_and_an_eps_may_be_others(tmp_path: Path) -> None:
+    """On record; what would read the weights as something else, or needs other tensors, heads or tokens, stays refused."""
     config = architecture("mistral")
     write_config(tmp_path, to_tree(family_for(config), config))
 
@@ -235,10 +234,11 @@ def test_what_changes_no_tensor_may_be_otherwise(tmp_path: Path) -> None:
 
     assert recorded(attention={"sliding_window": 16, "scale": 0.5}, rms_norm_eps=1e-3, residual={"parallel": "two_norms"}) == [
         ("model.rms_norm_eps", 1e-5, 1e-3),
-        ("model.attention.scale", "sqrt", 0.5),
         ("model.attention.sliding_window", 8, 16),
-        ("model.residual.parallel", "none", "two_norms"),
     ]
+    longer: dict[str, Any] = {"theta": 9e5, "scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}}
+    assert [key for key, _, _ in recorded(rope=longer)] == ["model.rope.theta", *(f"model.rope.scaling.{key}" for key in longer["scaling"])]
+    assert recorded(norm={"zero_centred": True}, mlp={"activation": "relu"}, embedding_multiplier=2.0) == []
     attention = {"sliding_window": 8, "qkv_bias": True, "qk_norm": "rms_norm", "sinks": True, "scale": "temperature"}
     assert recorded(attention=attention, num_key_value_heads=1, vocab_size=98, head_dim=8) == []
     assert recorded(norm={"placement": "sandwich"}, mlp={"gated": False, "bias": True}, position={"type": "learned"}) == []
