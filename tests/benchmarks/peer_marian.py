@@ -1,9 +1,9 @@
-"""An encoder-decoder of somebody else's in a plain torch loop, `transformers`' Marian or T5, run by its own environment's Python.
+"""An encoder-decoder of somebody else's in a plain torch loop, `transformers`' Marian, run by its own environment's Python.
 
-    python -m tests.benchmarks.peer_translator JSON
+    python -m tests.benchmarks.peer_marian JSON
 
 JSON has `batches` (an .npz: for each step its pairs' source and target ids laid end to end, and their lengths), `sources` (the same for
-what is to be translated), `hypotheses` (where the translations' ids go), `family`, the shape, the optimizer's numbers, `threads` and `seed`. One
+what is to be translated), `hypotheses` (where the translations' ids go), the shape, the optimizer's numbers, `threads` and `seed`. One
 pair a row, a step's pairs sorted by length and padded to the longest of 32; bf16 by autocast; label smoothing and its mean over targets
 as torch's cross_entropy has them. What a careful user writes.
 """
@@ -25,11 +25,13 @@ TOGETHER = 32  # pairs, of about the same length, so that little is padding
 PAD = 0  # of the inputs, where attention_mask is 0; targets there are -100
 
 
-def marian(asked: dict[str, Any]) -> Any:
-    """The paper's layers: post-norm, sines, ReLU."""
+def main(asked: dict[str, Any]) -> None:
     from transformers import MarianConfig, MarianMTModel
 
-    return MarianMTModel(
+    torch.set_num_threads(asked["threads"])
+    torch.manual_seed(asked["seed"])
+    end = asked["eod_id"]
+    model = MarianMTModel(
         MarianConfig(
             vocab_size=asked["vocab_size"],
             d_model=asked["hidden_size"],
@@ -37,8 +39,8 @@ def marian(asked: dict[str, Any]) -> Any:
             decoder_layers=asked["num_hidden_layers"],
             encoder_attention_heads=asked["num_attention_heads"],
             decoder_attention_heads=asked["num_attention_heads"],
-            encoder_ffn_dim=asked["intermediate_size"] * 3 // 2,  # two matrices of as many elements as a gated MLP's three
-            decoder_ffn_dim=asked["intermediate_size"] * 3 // 2,
+            encoder_ffn_dim=asked["intermediate_size"],
+            decoder_ffn_dim=asked["intermediate_size"],
             dropout=asked["dropout"],
             activation_function="relu",
             scale_embedding=True,
@@ -46,50 +48,11 @@ def marian(asked: dict[str, Any]) -> Any:
             max_position_embeddings=256,
             share_encoder_decoder_embeddings=True,
             pad_token_id=PAD,
-            eos_token_id=asked["eod_id"],
-            decoder_start_token_id=asked["eod_id"],
+            eos_token_id=end,
+            decoder_start_token_id=end,
             forced_eos_token_id=None,
         )
     )
-
-
-def t5(asked: dict[str, Any]) -> Any:
-    """Layers as near to ours as `transformers` has them: pre-norm, RMSNorm, gated SiLU, no biases; positions by a bias on the scores."""
-    from transformers import T5Config, T5ForConditionalGeneration
-    from transformers.models.t5.modeling_t5 import T5Attention, T5DenseGatedActDense
-
-    model = T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=asked["vocab_size"],
-            d_model=asked["hidden_size"],
-            d_kv=asked["hidden_size"] // asked["num_attention_heads"],
-            d_ff=asked["intermediate_size"],
-            num_layers=asked["num_hidden_layers"],
-            num_heads=asked["num_attention_heads"],
-            dropout_rate=asked["dropout"],
-            feed_forward_proj="gated-silu",
-            tie_word_embeddings=True,
-            scale_decoder_outputs=True,
-            pad_token_id=PAD,
-            eos_token_id=asked["eod_id"],
-            decoder_start_token_id=asked["eod_id"],
-        )
-    )
-    for module in model.modules():  # T5's one rate would also drop within attention and MLPs, where Marian and we do not
-        if isinstance(module, T5Attention):
-            module.dropout = 0.0
-        if isinstance(module, T5DenseGatedActDense):
-            module.dropout = torch.nn.Identity()
-    return model
-
-
-FAMILIES = {"marian": marian, "t5": t5}
-
-
-def main(asked: dict[str, Any]) -> None:
-    torch.set_num_threads(asked["threads"])
-    torch.manual_seed(asked["seed"])
-    model = FAMILIES[asked["family"]](asked)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=asked["lr"], betas=tuple(asked["betas"]), eps=asked["eps"], weight_decay=asked["weight_decay"], fused=True
     )
