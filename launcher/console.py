@@ -21,7 +21,7 @@ def show(text: str, *, error: bool = False) -> None:
 
 
 def escape_unprintable() -> None:
-    """From here on what standard output's encoding can't spell is printed as JSON's \\uXXXX, within JSON the same text still: no
+    """From here on what standard output's encoding can't spell is printed as JSON escapes it, within JSON the same text still: no
     answer dies of a character."""
     codecs.register_error("megatron_lite_escape", _escaped)
     if isinstance(sys.stdout, TextIOWrapper):
