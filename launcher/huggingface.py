@@ -30,7 +30,8 @@ def huggingface_folder(init_from: str | None) -> Path | None:
 
 def require_fitting_weights(config: RunConfig, datasets: Iterable[Dataset]) -> None:
     """Compare a new run's model and tokenizer with the folder that `checkpoint.init_from: hf:DIR` names; a run that has
-    checkpoints no longer needs it. The vocabulary is resolved. Raises ConfigError with every difference but those of ADAPTED, CheckpointError where the folder's files don't hold what they should."""
+    checkpoints no longer needs it. The vocabulary is resolved. Raises ConfigError with every difference but those of ADAPTED,
+    CheckpointError where the folder's files don't hold what they should."""
     source = config.checkpoint.init_from
     if source is None or config.checkpoint.resume not in ("auto", "never") or committed(config.run.folder / "checkpoints"):
         return

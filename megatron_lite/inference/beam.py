@@ -73,7 +73,8 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """The n best answers to each of B prompts, best first, from the logits [B, V] that follow them; a row of `rows` a prompt.
 
-    Fewer than n where there are no more within the limit. Ids from `num_ids` on are in none of them, but as their ends. Collective over tp: all ranks give the same.
+    Fewer than n where there are no more within the limit. Ids from `num_ids` on are in none of them, but as their ends. Collective over
+    tp: all ranks give the same.
     """
     searches = [_Search(options, limit, frozenset(stop_ids)) for limit in limits]
     running = list(searches)

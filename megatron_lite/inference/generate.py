@@ -67,7 +67,8 @@ def start_sampling(
     `begin_id` is put before every prompt: what training put before a document. `sampling` is one for all rows or one a row
     (give rows different seeds for different samples). A row ends at a stop token, when `on_token(row, id)`, which hears every
     token as it comes, says True, after max_new_tokens, or when prompt and answer fill max_position_embeddings: there is no
-    sliding window. Ids from `num_ids` on, which the tokenizer does not know, are never drawn, unless they end a row. Raises ConfigError for prompts that are empty, too long or have ids outside the vocabulary.
+    sliding window. Ids from `num_ids` on, which the tokenizer does not know, are never drawn, unless they end a row. Raises ConfigError
+    for prompts that are empty, too long or have ids outside the vocabulary.
     """
     options = list(sampling) if isinstance(sampling, Sequence) else [sampling or SamplingOptions()] * len(prompts)
     faults = _counts("sampling", options, prompts) + _length(max_new_tokens)
