@@ -60,7 +60,8 @@ GresTypes=gpu
 ReturnToService=2
 # what no node can ever satisfy fails at submission instead of pending for ever
 EnforcePartLimits=ALL
-SlurmdTimeout=10
+# A busy machine may be silent for long and is not dead: of a crash the controller is told
+SlurmdTimeout=60
 SlurmctldTimeout=30
 KillWait=10
 MinJobAge=3600
@@ -106,11 +107,12 @@ class Cluster(Machines):
         self.end_all()
 
     def crash(self, node: str) -> None:
-        """Power loss: everything on the node dies without a word."""
+        """Power loss: everything on the node dies without a word; the controller's look at it comes at once."""
         self.kill(node)
         for key in (f"{node}.launcher", f"slurmd.{node}"):
             wait_for(f"{key} to end", lambda key=key: not self.alive(key), 10)
             self.facts["processes"].pop(key, None)
+        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=power")
 
     def start(self, node: str, *, wait: bool = True) -> None:
         """Boot a node that is not there."""

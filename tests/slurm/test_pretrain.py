@@ -113,7 +113,7 @@ def test_requeued_by_a_signal_and_by_a_crashed_node(
     site.signal_job(job, to_batch=to_batch)
     site.wait_until("a requeue", lambda: site.job(job).get("Restarts") == "1")
     stopped = site.status("a")
-    assert (stopped["state"], stopped["code"], stopped["step"]) == ("stopped", 75, stopped["checkpoint"])
+    assert (stopped["state"], stopped["code"], stopped["step"]) == ("stopped", 75, stopped.get("checkpoint")), (stopped, site.outputs())
     site.wait_for_step("a", stopped["step"] // 4 * 4 + 6)  # two steps after a checkpoint of the second attempt
     site.cluster.crash("node2")
     try:
