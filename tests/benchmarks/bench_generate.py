@@ -2,7 +2,7 @@
 JSON: `python -m tests.benchmarks.bench_generate [--write] [--threads N] [--rounds N] [--only NAME] [--flat-only]`. Greedy, fp32, prompts of
 equal length; a round is one call of generate on each side, and the answers must be the same tokens. Ratios are theirs over ours: medians over
 rounds, of wall and of processor time, and that of the least of each. `flat` is the least processor time a token over the last 64 tokens of the
-context, over that of the first 64 of the same answer; `flat_median` is the median of the ratios of one round each."""
+context, over that of the first 64 after a short prompt; `flat_median` is the median of the ratios of one round each."""
 
 from __future__ import annotations
 
@@ -63,31 +63,27 @@ def beside_transformers(name: str, folder: Path, config: ModelConfig, *, python:
 
 
 def flatness(folder: Path, config: ModelConfig, *, rounds: int) -> dict[str, Any]:
-    """Milliseconds a token, over WINDOW tokens here and there of answers that go from a short prompt to the end of the context.
-
-    Not after prompts of growing length: the first ten tokens after a long one take up to twice the time, however long the context
-    is, until the weights are in the caches again that reading the prompt pushed out.
-    """
+    """Milliseconds a token, over WINDOW tokens after prompts of growing length, the last window ending where the context does."""
     model, context = opened(folder), config.max_position_embeddings
-    starts = [4, context // 4, context // 2, 3 * context // 4, context - WINDOW]
-    times: dict[int, list[float]] = {start: [] for start in starts}
+    lengths = [4, context // 4, context // 2, 3 * context // 4, context - WINDOW]
+    times: dict[int, list[float]] = {length: [] for length in lengths}
     for _ in range(rounds):
-        ends = [0.0] * starts[0]  # by position: when the token there was chosen
-        start_sampling(
-            model,
-            [list(range(starts[0]))],
-            max_new_tokens=context - starts[0] + 1,
-            sampling=SamplingOptions(temperature=0),
-            on_token=lambda _, __, ends=ends: ends.append(time.process_time()),  # type: ignore[misc]
-        ).finish()
-        for start in starts:
-            times[start].append((ends[start + WINDOW] - ends[start]) / WINDOW * 1e3)
-    first, last = times[starts[0]], times[starts[-1]]
+        for length in lengths:
+            ends: list[float] = []
+            start_sampling(
+                model,
+                [list(range(length))],
+                max_new_tokens=WINDOW + 1,
+                sampling=SamplingOptions(temperature=0),
+                on_token=lambda _, __, ends=ends: ends.append(time.process_time()),  # type: ignore[misc]
+            ).finish()
+            times[length].append((ends[-1] - ends[0]) / (len(ends) - 1) * 1e3)
+    least = {length: round(min(found), 2) for length, found in times.items()}
     return {
         "context": context,
-        "ms_a_token_after": {start: round(min(found), 2) for start, found in times.items()},
-        "flat": round(min(last) / min(first), 3),
-        "flat_median": round(median_ratio(last, first), 3),
+        "ms_a_token_after": least,
+        "flat": round(min(times[lengths[-1]]) / min(times[4]), 3),
+        "flat_median": round(median_ratio(times[lengths[-1]], times[4]), 3),
     }
 
 
